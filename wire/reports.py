@@ -1,0 +1,148 @@
+"""Upward: what a node reports. One tagged union; every message may be repeated without harm.
+
+Attempt events are keyed by (attempt, seq), log chunks by (attempt, stream, offset), telemetry by (gpu, time).
+Times are seconds since the epoch (the node's clock, for display); order comes from seq and offset.
+`None` means not known, never zero; the reason is in `missing`.
+"""
+
+import msgspec
+
+from wire.states import AttemptState, EndReason
+
+
+class GpuInfo(msgspec.Struct, kw_only=True):
+    """What a GPU is: fixed until the next enumeration."""
+
+    uuid: str
+    index: int
+    vendor: str  # nvidia | amd
+    name: str  # as the driver says: "NVIDIA H100 80GB HBM3"
+    pci_bus_id: str | None = None
+    memory_total_bytes: int | None = None
+    power_limit_mw: int | None = None
+    compute_capability: str | None = None
+    architecture: str | None = None
+    serial: str | None = None
+    numa_node: int | None = None
+    parent_uuid: str | None = None  # of a MIG slice
+    mig_profile: str | None = None
+    missing: dict[str, str] = {}  # field -> reason: not_supported, no_permission, gpu_lost, timeout, error:<code>
+
+
+class Link(msgspec.Struct, frozen=True):
+    """How two GPUs are joined: `kind` is NV<n>, PIX, PXB, PHB, NODE or SYS."""
+
+    a: str
+    b: str
+    kind: str
+
+
+class Inventory(msgspec.Struct, kw_only=True, tag="inventory"):
+    digest: str  # of everything below it, so that an unchanged inventory is not sent twice
+    boot_id: str
+    hostname: str
+    agent_version: str
+    driver: str | None = None  # GPU driver version
+    cuda: str | None = None
+    gpus: list[GpuInfo] = []
+    links: list[Link] = []
+    nvswitch: bool = False
+    cpu_count: int | None = None
+    memory_total_bytes: int | None = None
+    problem: str | None = None  # why there are fewer GPUs than there should be, with the advice
+    simulated: bool = False
+
+
+class Heartbeat(msgspec.Struct, kw_only=True, tag="heartbeat"):
+    boot_id: str
+    nonce: str  # comes back as Desired.echo
+    serial: int  # of the newest desired state that was read
+    at: float
+    started_at: float  # of the worker process
+    load_1m: float | None = None
+    memory_used_bytes: int | None = None
+    spool_free_bytes: int | None = None
+    attempts: list[str] = []  # that have a spool directory here and have not ended
+    gpu_reader: str = "ok"  # ok | hung | failed: <sentence>
+
+
+class RankExit(msgspec.Struct, kw_only=True):
+    rank: int
+    exit_code: int | None = None
+    signal: int | None = None
+    message: str | None = None  # last error line, from the rank's error file or its log
+    ended_at: float | None = None
+
+
+class AttemptEvent(msgspec.Struct, kw_only=True, tag="attempt"):
+    """A step in the life of an attempt. `seq` counts from 1 without gaps per attempt."""
+
+    attempt: str
+    job: int
+    epoch: int
+    seq: int
+    at: float
+    state: AttemptState
+    reason: EndReason | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    message: str | None = None  # one line: the last error line, or why the launch failed
+    ranks: list[RankExit] = []
+    log_sizes: dict[str, int] = {}  # with an end: bytes of each stream, final
+    pid: int | None = None
+    monotonic_s: float | None = None  # since the attempt was accepted; durations come from this
+
+
+class LogChunk(msgspec.Struct, kw_only=True, tag="log"):
+    """Raw bytes of one stream. Streams are `rank-<n>` (stdout and stderr in order) and `launcher`."""
+
+    attempt: str
+    job: int
+    epoch: int
+    stream: str
+    offset: int
+    data: bytes
+    crc32: int
+    dropped_bytes: int = 0  # bytes before `offset` that were cut from the middle of a flood and can never come
+
+
+class GpuProcess(msgspec.Struct, kw_only=True):
+    pid: int
+    memory_used_bytes: int | None = None
+    user: str | None = None
+    command: str | None = None
+    attempt: str | None = None  # if it belongs to an attempt of the portal
+
+
+class GpuReading(msgspec.Struct, kw_only=True):
+    """One GPU at one moment."""
+
+    uuid: str
+    at: float
+    utilization_percent: float | None = None
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    power_mw: int | None = None
+    temperature_c: float | None = None
+    sm_clock_mhz: int | None = None
+    memory_clock_mhz: int | None = None
+    energy_mj: int | None = None
+    throttle_reasons: int | None = None
+    processes: list[GpuProcess] | None = None
+    missing: dict[str, str] = {}
+
+
+class Telemetry(msgspec.Struct, kw_only=True, tag="telemetry"):
+    boot_id: str
+    readings: list[GpuReading]
+
+
+class Rejected(msgspec.Struct, kw_only=True, tag="rejected"):
+    """An order that the node refused, so that nobody waits for it in silence."""
+
+    at: float
+    code: str  # bad_signature, wrong_audience, expired, clock_skew, stale_serial, replayed, unsupported_version, malformed
+    message: str
+
+
+Report = Inventory | Heartbeat | AttemptEvent | LogChunk | Telemetry | Rejected
