@@ -1,0 +1,44 @@
+"""Who is asking: a bearer token, or the browser's session (then with a CSRF token for every write)."""
+
+from typing import cast
+
+from django.http import HttpRequest
+from ninja.errors import AuthenticationError
+from ninja.security.base import AuthBase
+from ninja.utils import check_csrf
+
+from portal.models import User
+from portal.services import tokens
+from portal.services.errors import Problem
+
+READS = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+class Credentials(AuthBase):
+    """A bearer header makes the cookie count for nothing, so that a page cannot lend its session to a program."""
+
+    openapi_type = "http"
+    openapi_scheme = "bearer"
+
+    def __call__(self, request: HttpRequest) -> User | None:
+        header = request.headers.get("Authorization")
+        return self._by_token(header) if header is not None else self._by_session(request)
+
+    def _by_token(self, header: str) -> User:
+        scheme, _, token = header.partition(" ")
+        user = tokens.user_for(token.strip()) if scheme.lower() == "bearer" else None
+        if user is None:
+            raise AuthenticationError
+        return user
+
+    def _by_session(self, request: HttpRequest) -> User | None:
+        if not request.user.is_authenticated:
+            return None
+        if request.method not in READS and check_csrf(request) is not None:
+            raise Problem(403, "csrf_failed", "The page's CSRF token is missing or old. Load the page again.")
+        return cast(User, request.user)
+
+
+def user_of(request: HttpRequest) -> User:
+    """The user whom `Credentials` let in."""
+    return cast(User, request.auth)  # type: ignore[attr-defined]
