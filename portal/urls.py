@@ -10,3 +10,8 @@ urlpatterns = [
     path("console/", admin.site.urls),
     path("", include("portal.web.urls")),
 ]
+
+handler400 = "portal.web.problems.bad_request"
+handler403 = "portal.web.problems.forbidden"
+handler404 = "portal.web.problems.not_found"
+handler500 = "portal.web.problems.server_error"

@@ -1,0 +1,200 @@
+"""The read model of the overview: what is free and where, what is mine, what waits and why. A fixed number of queries."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from statistics import fmean
+
+from django.utils import timezone
+
+from portal.models import Job, JobState, Node, User
+from portal.models.jobs import JobQuerySet
+from portal.services.cells import Cell, cells
+
+FAILURE_SHOWN_FOR = timedelta(days=7)
+JOBS_SHOWN = 8
+ODD = ("unreachable", "lost", "quarantined", "dirty", "suspect", "draining")
+
+
+@dataclass(frozen=True)
+class NodeRow:
+    node: Node
+    cells: list[Cell]
+
+    @property
+    def free(self) -> int:
+        return sum(cell.free for cell in self.cells)
+
+
+@dataclass(frozen=True)
+class ModelGroup:
+    """Everything of one GPU model: a card of «free now» and a group of the grid."""
+
+    model: str
+    memory_bytes: int | None
+    link: str
+    rows: list[NodeRow]
+
+    @property
+    def cells(self) -> list[Cell]:
+        return [cell for row in self.rows for cell in row.cells]
+
+    @property
+    def total(self) -> int:
+        return len(self.cells)
+
+    @property
+    def free(self) -> int:
+        return self.count("free")
+
+    @property
+    def mine(self) -> int:
+        return self.count("mine")
+
+    @property
+    def busy(self) -> int:
+        return self.count("busy")
+
+    @property
+    def off(self) -> int:
+        return self.total - self.free - self.mine - self.busy
+
+    @property
+    def blocks(self) -> list[int]:
+        """Free GPUs per node, the most first."""
+        return sorted((row.free for row in self.rows if row.free), reverse=True)
+
+    @property
+    def largest(self) -> NodeRow | None:
+        """The node with the most free GPUs."""
+        best = max(self.rows, key=lambda row: row.free, default=None)
+        return best if best is not None and best.free else None
+
+    def count(self, state: str) -> int:
+        return sum(cell.state == state for cell in self.cells)
+
+
+@dataclass(frozen=True)
+class RunningJob:
+    job: Job
+    models: str
+    nodes: list[str]
+    utilization_percent: float | None
+
+
+@dataclass(frozen=True)
+class Holding:
+    owner: str
+    mine: bool
+    gpus: int
+    models: str
+    utilization_percent: float | None
+
+
+@dataclass(frozen=True)
+class ClusterView:
+    groups: list[ModelGroup]
+    empty_nodes: list[Node]  # that reported no GPU
+    running: list[RunningJob]
+    running_total: int
+    waiting: list[Job]
+    waiting_total: int
+    last_failure: Job | None
+    holdings: list[Holding]
+
+    @property
+    def rows(self) -> list[NodeRow]:
+        return [row for group in self.groups for row in group.rows]
+
+    @property
+    def cells(self) -> list[Cell]:
+        return [cell for group in self.groups for cell in group.cells]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many cells are in each state."""
+        return dict(Counter(cell.state for cell in self.cells))
+
+    @property
+    def attention(self) -> dict[str, int]:
+        counts = self.counts
+        return {state: counts[state] for state in ODD if counts.get(state)}
+
+
+def cluster(user: User) -> ClusterView:
+    nodes = list(Node.objects.all())
+    by_node = cells(user, nodes)
+    own = list(Job.objects.filter(owner=user, state__in=[JobState.WAITING, *ACTIVE]).order_by("id"))
+    running = [job for job in own if job.state != JobState.WAITING]
+    waiting = [job for job in own if job.state == JobState.WAITING]
+    everything = [cell for node in nodes for cell in by_node[node.pk]]
+    return ClusterView(
+        groups=groups(nodes, by_node),
+        empty_nodes=[node for node in nodes if not by_node[node.pk]],
+        running=[running_job(job, everything) for job in running[:JOBS_SHOWN]],
+        running_total=len(running),
+        waiting=waiting[:JOBS_SHOWN],
+        waiting_total=len(waiting),
+        last_failure=last_failure(Job.objects.filter(owner=user)),
+        holdings=holdings(everything),
+    )
+
+
+ACTIVE = (JobState.STARTING, JobState.RUNNING, JobState.STOPPING)
+
+
+def groups(nodes: Sequence[Node], by_node: dict[int, list[Cell]]) -> list[ModelGroup]:
+    """By model, the larger group first. A node with two models stands in both, each with its own cells."""
+    rows: dict[str, list[NodeRow]] = {}
+    for node in nodes:
+        for model in dict.fromkeys(cell.gpu.model for cell in by_node[node.pk]):
+            mine = [cell for cell in by_node[node.pk] if cell.gpu.model == model]
+            rows.setdefault(model, []).append(NodeRow(node, mine))
+    made = [ModelGroup(model, memory_of(found), link_of(found), found) for model, found in rows.items()]
+    return sorted(made, key=lambda group: (-group.total, group.model))
+
+
+def memory_of(rows: list[NodeRow]) -> int | None:
+    known = [cell.gpu.memory_total_bytes for row in rows for cell in row.cells if cell.gpu.memory_total_bytes]
+    return max(known, default=None)
+
+
+def link_of(rows: list[NodeRow]) -> str:
+    if any(row.node.nvswitch for row in rows):
+        return "NVSwitch"
+    kinds = {str(link[2]) for row in rows for link in row.node.links}
+    return "NVLink" if any(kind.startswith("NV") for kind in kinds) else "PCIe" if kinds else ""
+
+
+def running_job(job: Job, everything: Iterable[Cell]) -> RunningJob:
+    held = [cell for cell in everything if cell.holder and cell.holder.job_id == job.pk]
+    return RunningJob(job, models_of(held), sorted({cell.node.name for cell in held}), mean_use(held))
+
+
+def holdings(everything: Iterable[Cell]) -> list[Holding]:
+    by_owner: dict[str, list[Cell]] = {}
+    for cell in everything:
+        if cell.holder:
+            by_owner.setdefault(cell.holder.owner, []).append(cell)
+    made = [
+        Holding(owner, bool(held[0].holder and held[0].holder.mine), len(held), models_of(held), mean_use(held))
+        for owner, held in by_owner.items()
+    ]
+    return sorted(made, key=lambda holding: (-holding.gpus, holding.owner))
+
+
+def models_of(held: Iterable[Cell]) -> str:
+    """4× H100, 2× A100"""
+    return ", ".join(f"{number}× {model}" for model, number in Counter(cell.gpu.model for cell in held).most_common())
+
+
+def mean_use(held: Iterable[Cell]) -> float | None:
+    """Of the GPUs whose utilisation is known; None if none is."""
+    known = [cell.utilization_percent for cell in held if cell.utilization_percent is not None]
+    return fmean(known) if known else None
+
+
+def last_failure(own: JobQuerySet) -> Job | None:
+    since = timezone.now() - FAILURE_SHOWN_FOR
+    return own.filter(state=JobState.FAILED, ended_at__gte=since).order_by("-ended_at").first()
