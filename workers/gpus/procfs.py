@@ -1,0 +1,90 @@
+"""The little that is needed from /proc. A process that has gone, or is not ours to read, is None."""
+
+import os
+import pwd
+from dataclasses import dataclass
+from pathlib import Path
+
+CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+COMMAND_LIMIT = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    parent: int
+    start_ticks: int
+    cpu_ticks: int
+    resident_bytes: int
+
+
+def pids() -> list[int]:
+    return [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()]
+
+
+def environment(pid: int) -> bytes | None:
+    return _content(pid, "environ")
+
+
+def variable(environment: bytes, name: str) -> str | None:
+    """The value of one variable in a raw environment block."""
+    start = f"{name}=".encode()
+    for entry in environment.split(b"\0"):
+        if entry.startswith(start):
+            return entry[len(start):].decode(errors="replace")
+    return None
+
+
+def arguments(pid: int) -> list[str]:
+    raw = _content(pid, "cmdline") or b""
+    return [word.decode(errors="replace") for word in raw.rstrip(b"\0").split(b"\0") if word]
+
+
+def command(pid: int) -> str | None:
+    return " ".join(arguments(pid))[:COMMAND_LIMIT] or None
+
+
+def user(pid: int) -> str | None:
+    try:
+        uid = Path(f"/proc/{pid}").stat().st_uid
+    except OSError:
+        return None
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def stat(pid: int) -> Stat | None:
+    raw = _content(pid, "stat")
+    if not raw:
+        return None
+    # The name is in parentheses and may hold anything, parentheses too.
+    words = raw[raw.rindex(b")") + 2:].split()
+    return Stat(
+        parent=int(words[1]),
+        start_ticks=int(words[19]),
+        cpu_ticks=int(words[11]) + int(words[12]),
+        resident_bytes=int(words[21]) * PAGE_BYTES,
+    )
+
+
+def uptime_s() -> float:
+    return float(Path("/proc/uptime").read_text().split()[0])
+
+
+def _content(pid: int, name: str) -> bytes | None:
+    try:
+        # A plain descriptor: a scan opens hundreds of these each second.
+        descriptor = os.open(f"/proc/{pid}/{name}", os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        parts = []
+        while part := os.read(descriptor, 65536):
+            parts.append(part)
+        return b"".join(parts)
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
