@@ -21,16 +21,23 @@ def unprivileged() -> Account | None:
         except KeyError:
             continue
         return Account(name, entry.pw_uid, entry.pw_gid)
-    raise Fault("PostgreSQL does not run as root and this machine has neither an account named gpuyard nor nobody: "
-                "run `useradd --system gpuyard`, or start as an ordinary user.")
+    raise Fault(
+        "PostgreSQL does not run as root and this machine has neither an account named gpuyard nor nobody: "
+        "run `useradd --system gpuyard`, or start as an ordinary user."
+    )
 
 
 def reaches(account: Account | None, path: Path) -> bool:
     """Whether the account may enter (or execute) `path`: a checkout below /root is closed to everyone else."""
     if account is None:
         return os.access(path, os.X_OK)
-    answer = subprocess.run(["/bin/sh", "-c", 'test -x "$1"', "sh", str(path)], check=False, cwd="/",
-                            capture_output=True, **as_account(account))
+    answer = subprocess.run(
+        ["/bin/sh", "-c", 'test -x "$1"', "sh", str(path)],
+        check=False,
+        cwd="/",
+        capture_output=True,
+        **as_account(account),
+    )
     return answer.returncode == 0
 
 

@@ -46,8 +46,14 @@ class Child:
     def start(self) -> None:
         with disk_errors_named(self.log), self.log.open("ab") as output:
             self.process = subprocess.Popen(
-                self.argv, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, cwd=self.cwd,
-                env=dict(self.env), start_new_session=True, preexec_fn=die_with_parent(self.orphan_signal),
+                self.argv,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=self.cwd,
+                env=dict(self.env),
+                start_new_session=True,
+                preexec_fn=die_with_parent(self.orphan_signal),
                 **as_account(self.account),
             )
 

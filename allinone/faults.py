@@ -27,6 +27,8 @@ def disk_errors_named(path: Path) -> Iterator[None]:
             raise Fault(f"The disk that holds {path} is full; free some space there and start again.") from error
         if error.errno in {errno.EROFS, errno.EACCES, errno.EPERM}:
             where = error.filename or path
-            raise Fault(f"{where} cannot be written ({error.strerror}); make it writable, or set GPUYARD_STATE_DIR "
-                        "to a folder that is.") from error
+            raise Fault(
+                f"{where} cannot be written ({error.strerror}); make it writable, or set GPUYARD_STATE_DIR "
+                "to a folder that is."
+            ) from error
         raise

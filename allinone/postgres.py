@@ -46,6 +46,15 @@ class Postgres:
         self.settings = SETTINGS if durable else SETTINGS | THROWAWAY
         self.child: Child | None = None
 
+    name = "postgres"
+
+    @property
+    def pid(self) -> int | None:
+        return self.child.pid if self.child else None
+
+    def exit_code(self) -> int | None:
+        return self.child.exit_code() if self.child else None
+
     @property
     def url(self) -> str:
         return f"postgresql://{USER}@/{DATABASE}?host={quote(str(self.sockets))}"
@@ -54,8 +63,16 @@ class Postgres:
         with disk_errors_named(self.data_dir):
             self._create_once()
             self._make_socket_dir()
-        self.child = Child("postgres", self._argv(), self.log, self._env(), cwd=self.data_dir, account=self.account,
-                           stop_signal=signal.SIGINT, orphan_signal=signal.SIGINT)
+        self.child = Child(
+            "postgres",
+            self._argv(),
+            self.log,
+            self._env(),
+            cwd=self.data_dir,
+            account=self.account,
+            stop_signal=signal.SIGINT,
+            orphan_signal=signal.SIGINT,
+        )
         self.child.start()
         if not wait_until(lambda: self._ready() or not self._running(), START_TIMEOUT_S) or not self._running():
             words = self.child.last_words()
@@ -93,15 +110,34 @@ class Postgres:
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir(mode=0o700)
         give(self.account, fresh)
-        self._run("initdb", "-D", str(fresh), "-U", USER, "--auth=trust", "--encoding=UTF8", "--no-sync",
-                  "--locale-provider=builtin", "--builtin-locale=C.UTF-8", "--locale=C")
+        self._run(
+            "initdb",
+            "-D",
+            str(fresh),
+            "-U",
+            USER,
+            "--auth=trust",
+            "--encoding=UTF8",
+            "--no-sync",
+            "--locale-provider=builtin",
+            "--builtin-locale=C.UTF-8",
+            "--locale=C",
+        )
         self._run("postgres", "--single", "-D", str(fresh), "postgres", text=f"CREATE DATABASE {DATABASE};\n")
         fresh.rename(self.data_dir)
 
     def _run(self, program: str, *arguments: str, text: str = "") -> None:
-        answer = subprocess.run([str(self.programs / program), *arguments], input=text, text=True, cwd="/", check=False,
-                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=self._env(),
-                                **as_account(self.account))
+        answer = subprocess.run(
+            [str(self.programs / program), *arguments],
+            input=text,
+            text=True,
+            cwd="/",
+            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=self._env(),
+            **as_account(self.account),
+        )
         if answer.returncode != 0:
             raise Fault(f"{program} could not prepare {self.data_dir}: {answer.stdout.strip()[-800:]}")
 
@@ -115,8 +151,12 @@ class Postgres:
 
     def _argv(self) -> list[str]:
         options = self.settings | {"unix_socket_directories": str(self.sockets)}
-        return [str(self.programs / "postgres"), "-D", str(self.data_dir),
-                *(word for key, value in options.items() for word in ("-c", f"{key}={value}"))]
+        return [
+            str(self.programs / "postgres"),
+            "-D",
+            str(self.data_dir),
+            *(word for key, value in options.items() for word in ("-c", f"{key}={value}")),
+        ]
 
     def _env(self) -> dict[str, str]:
         return {"PATH": "/usr/bin:/bin", "LC_ALL": "C", "HOME": "/"}
@@ -180,5 +220,3 @@ def socket_dir(data_dir: Path) -> Path:
 
 def digest(path: Path) -> str:
     return hashlib.sha256(str(path).encode()).hexdigest()[:12]
-
-

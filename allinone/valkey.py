@@ -46,6 +46,15 @@ class Valkey:
         self.password = ""
         self.child: Child | None = None
 
+    name = "valkey"
+
+    @property
+    def pid(self) -> int | None:
+        return self.child.pid if self.child else None
+
+    def exit_code(self) -> int | None:
+        return self.child.exit_code() if self.child else None
+
     @property
     def url(self) -> str:
         return f"redis://:{self.password}@127.0.0.1:{self.port}/0"
@@ -69,8 +78,12 @@ class Valkey:
 
     def _try_start(self) -> bool:
         config = self.root / "valkey.conf"
-        write_private(config, CONFIG.format(port=self.port, password=self.password, data=self.root,
-                                            appendonly="yes" if self.durable else "no"))
+        write_private(
+            config,
+            CONFIG.format(
+                port=self.port, password=self.password, data=self.root, appendonly="yes" if self.durable else "no"
+            ),
+        )
         self.child = Child("valkey", [str(wheel_program()), str(config)], self.log, {}, cwd=self.root)
         self.child.start()
         child = self.child

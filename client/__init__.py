@@ -1,0 +1,1 @@
+"""gpuyard over REST: the Python client and the `gpuyard` command."""
