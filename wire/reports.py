@@ -62,7 +62,7 @@ class Heartbeat(msgspec.Struct, kw_only=True, tag="heartbeat"):
     load_1m: float | None = None
     memory_used_bytes: int | None = None
     spool_free_bytes: int | None = None
-    attempts: list[str] = []  # that have a spool directory here and have not ended
+    attempts: list[str] = []  # that have a spool directory here; ended ones until they are forgotten
     gpu_reader: str = "ok"  # ok | hung | failed: <sentence>
 
 
