@@ -1,9 +1,9 @@
 /* Charts of the GPUs that a job holds: one line per GPU, gaps where samples are missing, a dashed line at the limit.
 
-   const charts = new GpuCharts(root, { gpus, series });
+   const charts = new GpuCharts(root, { gpus, at, series });
      root    holds one [data-chart="utilization_percent"] (…) per chart, each with a [data-plot] and a [data-value]
      gpus    [{uuid, label, color, memory_total_bytes, power_limit_mw}]
-     series  {uuid: {at: [s], utilization_percent: [..|null], memory_used_bytes: [..], power_mw: [..]}}
+     at      [s], the time axis of the past;  series  {uuid: {utilization_percent: [..|null], memory_used_bytes: [..], power_mw: [..]}}
    charts.append(uuid, at, {utilization_percent, …})   one live reading
    charts.show(seconds | null)                         the last so many seconds, or the whole run
    charts.highlight(uuid | null)                       brings one line up                                            */
@@ -31,11 +31,11 @@ const METRICS = {
 };
 
 export class GpuCharts {
-  constructor(root, { gpus, series }) {
+  constructor(root, { gpus, at, series }) {
     this.gpus = gpus;
     this.window_s = null;
     this.plots = new Map();
-    this.columns = new Map(gpus.map((gpu) => [gpu.uuid, columnsOf(series[gpu.uuid])]));
+    this.columns = new Map(gpus.map((gpu) => [gpu.uuid, columnsOf(at, series[gpu.uuid])]));
     this.holders = [...root.querySelectorAll("[data-chart]")];
     this.dirty = true;
     document.fonts.load('11px "Inter Variable"').finally(() => this.build());
@@ -61,7 +61,7 @@ export class GpuCharts {
   highlight(uuid) {
     for (const plot of this.plots.values()) {
       this.gpus.forEach((gpu, number) => {
-        plot.series[number + 1].width = (gpu.uuid === uuid ? 2.25 : 1.25) * devicePixelRatio;
+        plot.series[number + 1].width = gpu.uuid === uuid ? 2.25 : 1.25;
         plot.series[number + 1].alpha = uuid && gpu.uuid !== uuid ? 0.3 : lineAlpha(this.gpus.length);
       });
       plot.redraw(false);
@@ -127,9 +127,9 @@ export function css(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
-function columnsOf(series) {
-  const columns = { at: [...(series?.at ?? [])] };
-  for (const key of Object.keys(METRICS)) columns[key] = [...(series?.[key] ?? columns.at.map(() => null))];
+function columnsOf(at, series) {
+  const columns = { at: [...at] };
+  for (const key of Object.keys(METRICS)) columns[key] = [...(series?.[key] ?? at.map(() => null))];
   return columns;
 }
 
