@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import httpx
@@ -72,17 +73,7 @@ class Client:
 
     def jobs(self, *, limit: int | None = None, **filters: str | None) -> Iterator[Answer]:
         """Newest first, page by page. Filters: state, owner, project, name."""
-        cursor, given = None, 0
-        while True:
-            page = self._json("GET", "jobs", params=without_none({**filters, "cursor": cursor}))
-            for job in page["jobs"]:
-                if limit is not None and given >= limit:
-                    return
-                given += 1
-                yield job
-            cursor = page["next_cursor"]
-            if cursor is None:
-                return
+        return islice(self._all_jobs(filters), limit)
 
     def job(self, job_id: int) -> Answer:
         return self._json("GET", f"jobs/{job_id}")
@@ -113,6 +104,15 @@ class Client:
 
     def gpus(self, **filters: str | None) -> list[Answer]:
         return list(self._json("GET", "gpus", params=without_none(filters))["gpus"])
+
+    def _all_jobs(self, filters: Mapping[str, str | None]) -> Iterator[Answer]:
+        cursor = None
+        while True:
+            page = self._json("GET", "jobs", params=without_none({**filters, "cursor": cursor}))
+            yield from page["jobs"]
+            cursor = page["next_cursor"]
+            if cursor is None:
+                return
 
     def _json(self, method: str, path: str, **options: Any) -> Answer:
         answer = self._request(method, path, **options)

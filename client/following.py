@@ -136,6 +136,11 @@ class Following:
                 reader.complete = ended  # this rank never wrote anything
             reader.rest(self.clock(), reader.offset - before)
 
+    def unfinished(self) -> Iterator[LogLine]:
+        """Last lines that no newline has ended yet."""
+        for reader in self.readers.values():
+            yield from (LogLine(reader.rank, text) for text in reader.lines.feed(b"", final=True))
+
     def whole(self) -> bool:
         return all(reader.complete for reader in self.readers.values())
 
