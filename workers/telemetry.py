@@ -63,6 +63,7 @@ class Reader:
         self._stopping = threading.Event()
         self._skip: set[int] = set()
         self._unavailable = False
+        self.failures = 0  # in a row
         self._life: Life | None = None
         self._thread = threading.Thread(target=self._run, name="gpu-reader", daemon=True)
 
@@ -97,7 +98,6 @@ class Reader:
             self._thread.join(self._limits.deadline_s)
 
     def _run(self) -> None:
-        failures = 0
         while not self._stopping.is_set():
             began = time.monotonic()
             try:
@@ -110,9 +110,9 @@ class Reader:
                 self._say(f"failed: {error}")
             else:
                 continue
-            failures = 1 if time.monotonic() - began > self._limits.steady_s else failures + 1
+            self.failures = 1 if time.monotonic() - began > self._limits.steady_s else self.failures + 1
             delays = self._limits.restart_delays_s
-            self._stopping.wait(delays[min(failures, len(delays)) - 1])
+            self._stopping.wait(delays[min(self.failures, len(delays)) - 1])
 
     def _live(self) -> None:
         """One life of the reading process. Returns when it is to stop, or to ask a silent GPU again."""

@@ -78,4 +78,4 @@ def ancestors(one: Candidate, candidates: dict[int, Candidate]) -> Iterable[int]
 
 def is_launcher(pid: int) -> bool:
     """A launcher whose ranks have not started yet."""
-    return any(PurePath(word).name in LAUNCHER_WORDS for word in procfs.arguments(pid)[:4])
+    return any(PurePath(word).name in LAUNCHER_WORDS for word in procfs.arguments(pid)[:8])
