@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import django
 import pytest
 import redis
 
@@ -30,6 +31,7 @@ if VALKEY:
     atexit.register(VALKEY.stop)
 os.environ["GPUYARD_STATE_DIR"] = str(HOME / "state")
 os.environ["DJANGO_SETTINGS_MODULE"] = "portal.settings"
+django.setup()  # the conftest of a folder may be read before pytest-django does this
 
 
 @pytest.fixture(scope="session")

@@ -299,12 +299,13 @@ def _event(event: Event) -> EventOut:
 
 def _series(attempt: Attempt, series: samples.Series) -> list[GpuSeries]:
     held = attempt.allocations.select_related("gpu__node").order_by("rank")
-    columns = ("at", "utilization_percent", "memory_used_bytes", "power_mw", "temperature_c")
+    means = {gpu.uuid: gpu.mean for gpu in series.gpus}
+    columns = ("utilization_percent", "memory_used_bytes", "power_mw", "temperature_c")
     return [
         GpuSeries(
             uuid=item.gpu.uuid, node=item.gpu.node.name, index=item.gpu.index, rank=item.rank,
             memory_total_bytes=item.gpu.memory_total_bytes, power_limit_mw=item.gpu.power_limit_mw,
-            **{name: series.gpus.get(item.gpu.uuid, {}).get(name, []) for name in columns},
+            at=series.at, **{name: means[item.gpu.uuid][name] for name in columns},
         )
         for item in held
     ]
