@@ -1,4 +1,4 @@
-"""GPUs as a person sees them: one word for the state, who holds it, the newest reading. Used by the grid and the node page."""
+"""GPUs as a person sees them: one word for the state, who holds it, the newest reading."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -79,9 +79,13 @@ def cells(user: User, nodes: Iterable[Node]) -> dict[int, list[Cell]]:
 
 def holders(user: User, node_ids: list[int]) -> dict[int, Holder]:
     """By GPU id."""
-    active = Allocation.objects.filter(released_at=None, gpu__node_id__in=node_ids).select_related("attempt__job__owner")
+    active = Allocation.objects.filter(released_at=None, gpu__node_id__in=node_ids).select_related(
+        "attempt__job__owner"
+    )
     rows = list(active)
-    visible = set(Job.objects.visible_to(user).filter(pk__in={row.attempt.job_id for row in rows}).values_list("pk", flat=True))
+    visible = set(
+        Job.objects.visible_to(user).filter(pk__in={row.attempt.job_id for row in rows}).values_list("pk", flat=True)
+    )
     return {row.gpu_id: holder(row, user, visible) for row in rows}
 
 
@@ -104,4 +108,10 @@ def state_of(gpu: Gpu, node: Node, holder: Holder | None) -> str:
     if gpu.state != GpuState.OK:
         return gpu.state
     # A node that was silent for a moment gets no new work either.
-    return "free" if node.schedulable and node.state == NodeState.READY else "draining" if not node.schedulable else "suspect"
+    return (
+        "free"
+        if node.schedulable and node.state == NodeState.READY
+        else "draining"
+        if not node.schedulable
+        else "suspect"
+    )

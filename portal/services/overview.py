@@ -1,4 +1,4 @@
-"""The read model of the overview: what is free and where, what is mine, what waits and why. A fixed number of queries."""
+"""The read model of the overview: what is free and where, what is mine, what waits and why. Fixed number of queries."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -25,6 +25,15 @@ class NodeRow:
     @property
     def free(self) -> int:
         return sum(cell.free for cell in self.cells)
+
+    @property
+    def utilization_percent(self) -> float | None:
+        return mean_use(self.cells)
+
+    @property
+    def lines(self) -> list[list[Cell]]:
+        """The grid is eight cells wide."""
+        return [self.cells[start : start + 8] for start in range(0, len(self.cells), 8)]
 
 
 @dataclass(frozen=True)
@@ -110,6 +119,10 @@ class ClusterView:
     @property
     def cells(self) -> list[Cell]:
         return [cell for group in self.groups for cell in group.cells]
+
+    @property
+    def node_count(self) -> int:
+        return len({row.node.pk for row in self.rows}) + len(self.empty_nodes)
 
     @property
     def counts(self) -> dict[str, int]:

@@ -9,7 +9,7 @@ from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, ngettext
 
 register = template.Library()
 
@@ -40,15 +40,29 @@ STATES: dict[str, tuple[str, str, Any]] = {
     "unreachable": ("k-lost", "plug-connected-x", gettext_lazy("Unreachable")),
 }
 CELL_CLASSES = {"quarantined": "quar", "unreachable": "lost", "draining": "hold"}
-CELL_MARKS = {"dirty": "ghost-2", "suspect": "question-mark", "quarantined": "x", "unreachable": "minus", "lost": "minus",
-              "draining": "arrow-bar-to-down"}
+CELL_MARKS = {
+    "dirty": "ghost-2",
+    "suspect": "question-mark",
+    "quarantined": "x",
+    "unreachable": "minus",
+    "lost": "minus",
+    "draining": "arrow-bar-to-down",
+}
 
 
 @register.simple_tag
 def badge(state: str, word: str = "", large: bool = False, plain: bool = False) -> SafeString:
     kind, icon, own_word = STATES.get(state, ("k-unknown", "help-circle", state))
     extra = (" lg" if large else "") + (" plain" if plain else "")
-    return format_html('<span class="st {}{}"><i class="ti ti-{}" aria-hidden="true"></i>{}</span>', kind, extra, icon, word or own_word)
+    mark = '<span class="st {}{}"><i class="ti ti-{}" aria-hidden="true"></i>{}</span>'
+    return format_html(mark, kind, extra, icon, word or own_word)
+
+
+@register.simple_tag
+def counted_badge(state: str, count: int) -> SafeString:
+    """«2 GPUs: quarantined», for the head of a page."""
+    what = ngettext("%(n)d GPU", "%(n)d GPUs", count) % {"n": count}
+    return badge(state, f"{what} {state_word(state).lower()}")
 
 
 @register.filter
@@ -64,6 +78,21 @@ def cell_class(state: str) -> str:
 @register.filter
 def cell_mark(state: str) -> str:
     return CELL_MARKS.get(state, "")
+
+
+@register.filter
+def times(count: int) -> range:
+    """For drawing something so many times."""
+    return range(min(int(count), 16))
+
+
+@register.filter
+def wants(job: Any) -> str:
+    """16× H100 · nvlink"""
+    asked = job.spec.get("resources", {})
+    models, link = asked.get("gpu") or [], asked.get("link")
+    named = " or ".join([models] if isinstance(models, str) else models) or "GPU"
+    return f"{job.gpu_count}× {named}" + (f" · {link}" if link and link != "any" else "")
 
 
 @register.simple_tag
@@ -135,7 +164,10 @@ def elapsed(start: datetime | None) -> SafeString | str:
         return na(_("not started"))
     return format_html(
         '<time datetime="{}" data-elapsed="{}" title="{}">{}</time>',
-        start.isoformat(), start.isoformat(), absolute(start), until(start, None),
+        start.isoformat(),
+        start.isoformat(),
+        absolute(start),
+        until(start, None),
     )
 
 
@@ -147,7 +179,10 @@ def ago(moment: datetime | None) -> SafeString | str:
     seconds = (timezone.now() - moment).total_seconds()
     return format_html(
         '<time datetime="{}" data-ago="{}" title="{}">{}</time>',
-        moment.isoformat(), moment.isoformat(), absolute(moment), spoken_ago(seconds, moment),
+        moment.isoformat(),
+        moment.isoformat(),
+        absolute(moment),
+        spoken_ago(seconds, moment),
     )
 
 
@@ -160,6 +195,18 @@ def absolute(moment: datetime) -> str:
 def short_uuid(uuid: str) -> str:
     """GPU-7d1c…40e2"""
     return uuid if len(uuid) <= 14 else f"{uuid[:8]}…{uuid[-4:]}"
+
+
+@register.filter
+def short_bus(bus_id: str) -> str:
+    """00000000:1B:00.0 -> 1b:00.0; a UUID is cut in its middle."""
+    return short_uuid(bus_id) if bus_id.startswith("GPU-") else bus_id.lower().partition(":")[2] or bus_id
+
+
+@register.filter
+def series(index: int) -> int:
+    """Colours of charts go round: 1 to 8."""
+    return index % 8 + 1
 
 
 def spoken_ago(seconds: float, moment: datetime) -> str:

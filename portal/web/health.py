@@ -3,13 +3,12 @@
 from collections.abc import Callable
 
 import redis
-from django.conf import settings
 from django.db import connection
 from django.http import HttpRequest, JsonResponse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
-from portal.services import ingest
+from portal.services import broker, ingest
 
 INGEST_LAG_LIMIT_S = 15.0
 
@@ -41,7 +40,8 @@ def checked(ask: Callable[[], None]) -> dict[str, object]:
     try:
         ask()
     except Exception as error:  # whatever it is, the answer is «not ready», with its name
-        return {"ok": False, "problem": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no detail'}"}
+        detail = (str(error).splitlines() or ["no detail"])[0]
+        return {"ok": False, "problem": f"{type(error).__name__}: {detail}"}
     return {"ok": True}
 
 
@@ -51,9 +51,7 @@ def ask_database() -> None:
 
 
 def ask_broker() -> None:
-    timeout_s = settings.BROKER_TIMEOUT_S
-    with redis.Redis.from_url(settings.REDIS_URL, socket_timeout=timeout_s, socket_connect_timeout=timeout_s) as client:
-        client.ping()
+    broker.client().ping()
 
 
 def ingest_lag_s() -> float | None:

@@ -20,11 +20,15 @@ def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:  # 
 
 
 def forbidden(request: HttpRequest, exception: Exception) -> HttpResponse:  # noqa: ARG001
-    return problem_page(request, 403, _("Not allowed"), _("Your account may not do this. A project's manager or the administrator can."))
+    return problem_page(
+        request, 403, _("Not allowed"), _("Your account may not do this. A project's manager or the administrator can.")
+    )
 
 
 def csrf_failed(request: HttpRequest, reason: str = "") -> HttpResponse:  # noqa: ARG001
-    return problem_page(request, 403, _("The page was too old"), _("Nothing was changed. Load the page again and repeat it."))
+    return problem_page(
+        request, 403, _("The page was too old"), _("Nothing was changed. Load the page again and repeat it.")
+    )
 
 
 def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:  # noqa: ARG001
@@ -57,5 +61,10 @@ def unavailable(request: HttpRequest, what: str) -> HttpResponse:
 
 
 def problem_page(request: HttpRequest, status: int, title: str, detail: str) -> HttpResponse:
-    context = {"status": status, "title": title, "detail": detail, "request_id": request.META.get("gpuyard.request_id", "")}
+    context = {
+        "status": status,
+        "title": title,
+        "detail": detail,
+        "request_id": request.META.get("gpuyard.request_id", ""),
+    }
     return HttpResponse(render_to_string("problem.html", context), status=status)

@@ -1,7 +1,5 @@
 /* Live data: one EventSource wrapper with three states, the marker in the header, and fragments that fetch themselves anew.
 
-   import { connect, refresher } from "./live.js";
-
    const channel = connect("/live/cluster/", {
      on: { cell: (data, id) => … },  // by event name; data is parsed JSON (the raw string if it is not JSON)
      staleAfterS: 15,                // no event for so long: "stale". null for a stream that may be silent (a log)
@@ -19,7 +17,12 @@
 
    const refresh = refresher(element, url, { minGapMs: 2000 });  // call refresh() as often as you like
    Fetches `url` into `element` by htmx, at most once per gap, never while the pointer rests in it or the keyboard is inside.
-   The same declaratively: <div data-live-fetch="/jobs/?part=rows" data-live-on="job waiting">; bind(channel) wires them. */
+   const refresh = partsRefresher("/?part=live", { grid: (fresh) => … });
+   One fetch whose answer holds several <div data-part="NAME">: each replaces the content of the page's element of that name
+   if it differs (not while the keyboard is inside), or is handed to the function given for it.
+   refresher, declaratively: <div data-live-fetch="/jobs/?part=rows" data-live-on="job waiting">; bind(channel) wires them. */
+
+import { tick } from "./format.js";
 
 const HIDDEN_GRACE_MS = 10_000;
 const POINTER_REST_MS = 2_000;
@@ -180,4 +183,36 @@ export function bind(root = document) {
     refresh: refresher(element, element.dataset.liveFetch, { minGapMs: Number(element.dataset.liveGap || 2000) }),
   }));
   return (kind) => { for (const { kinds, refresh } of watched) if (!kinds.length || kinds.includes(kind)) refresh(); };
+}
+
+export function partsRefresher(url, patchers = {}, done = () => {}, minGapMs = 2000) {
+  let last = 0, timer = 0;
+  const run = async () => {
+    timer = 0;
+    if (document.hidden) return;
+    last = Date.now();
+    let html;
+    try {
+      const answer = await fetch(url, { headers: { "HX-Request": "true" }, credentials: "same-origin" });
+      if (!answer.ok || answer.redirected) return;
+      html = await answer.text();
+    } catch {
+      return; // the stream says that the connection is away, and asks again when it is back
+    }
+    const made = document.createElement("template");
+    made.innerHTML = html;
+    for (const fresh of made.content.querySelectorAll("[data-part]")) takeOver(fresh, patchers[fresh.dataset.part]);
+    done();
+  };
+  return () => { if (!timer) timer = setTimeout(run, Math.max(50, last + minGapMs - Date.now())); };
+}
+
+function takeOver(fresh, patcher) {
+  const old = document.querySelector(`[data-part="${fresh.dataset.part}"]`);
+  if (!old) return;
+  if (patcher) patcher(fresh);
+  else if (old.innerHTML !== fresh.innerHTML && !old.contains(document.activeElement)) {
+    old.replaceChildren(...fresh.childNodes);
+    tick(old);
+  }
 }

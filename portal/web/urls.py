@@ -1,0 +1,31 @@
+"""Addresses of the pages."""
+
+from allauth.account import views as allauth
+from django.urls import URLPattern, path
+
+from portal.web import accounts, health, jobs, live, nodes, overview, submit
+
+urlpatterns: list[URLPattern] = [
+    path("", overview.overview, name="overview"),
+    path("nodes/", nodes.node_list, name="nodes"),
+    path("nodes/<str:name>/", nodes.node_page, name="node"),
+    path("jobs/", jobs.jobs, name="jobs"),
+    path("jobs/new/", submit.new_job, name="new_job"),
+    path("jobs/new/check/", submit.check_job, name="check_job"),
+    path("jobs/<int:job_id>/", jobs.job, name="job"),
+    path("jobs/<int:job_id>/stop/", jobs.stop_job, name="stop_job"),
+    path("jobs/<int:job_id>/log/", jobs.job_log, name="job_log"),
+    path("live/cluster/", live.cluster, name="live_cluster"),
+    path("live/jobs/<int:job_id>/", live.job, name="live_job"),
+    path("live/jobs/<int:job_id>/log/", live.job_log, name="live_job_log"),
+    path("tokens/", accounts.token_list, name="tokens"),
+    path("tokens/make/", accounts.token_make, name="token_make"),
+    path("tokens/<int:token_id>/revoke/", accounts.token_revoke, name="token_revoke"),
+    path("login/", allauth.login, name="account_login"),
+    path("logout/", allauth.logout, name="account_logout"),
+    path("signup/", allauth.signup, name="account_signup"),
+    path("password/", allauth.password_change, name="account_change_password"),
+    path("inactive/", allauth.account_inactive, name="account_inactive"),
+    path("healthz", health.healthz, name="healthz"),
+    path("readyz", health.readyz, name="readyz"),
+]
