@@ -7,6 +7,9 @@ from django.db import transaction
 from portal.models import Membership, Project, User
 from portal.services import events
 
+DEMO_USERS = ("alice", "bob", "charlie")
+DEMO_PROJECT = "vision"
+
 FIRST_USER_LOCK = 7_305_001
 """Advisory lock: two first sign-ups at once must not both become admin."""
 
@@ -31,6 +34,25 @@ def welcome(user: User) -> User:
         project = Project.objects.create(name=free_project_name(user.username), personal_owner=user)
         join(project, user, Membership.Role.MANAGER)
     return user
+
+
+@transaction.atomic
+def demo(password: str, *, reset: bool = False) -> list[dict[str, str | None]]:
+    """-> the logins. Who is there already keeps their own password, unless they are all to be reset."""
+    team, _ = Project.objects.get_or_create(name=DEMO_PROJECT)
+    logins = [demo_login(name, password, reset) for name in DEMO_USERS]
+    for number, user in enumerate(User.objects.filter(username__in=DEMO_USERS).order_by("pk")):
+        join(team, user, Membership.Role.MEMBER if number else Membership.Role.MANAGER)
+    return logins
+
+
+def demo_login(name: str, password: str, reset: bool) -> dict[str, str | None]:
+    user = User.objects.filter(username=name).first() or create_user(name, password)
+    same = user.check_password(password)
+    if reset and not same:
+        user.set_password(password)
+        user.save(update_fields=["password"])
+    return {"username": name, "password": password if same or reset else None}
 
 
 def join(project: Project, user: User, role: str = Membership.Role.MEMBER) -> None:

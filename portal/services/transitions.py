@@ -32,7 +32,7 @@ class Conflict(Problem):
         super().__init__(409, "conflict", detail)
 
 
-def move(  # noqa: PLR0913 - the door has one argument for each thing that an event tells
+def move(
     obj: Stateful,
     to: str,
     *,
