@@ -109,7 +109,7 @@ class Commands:
         """Makes the node's key, has the portal enrol it, and stores the answer. Repeating it changes nothing."""
         options = ["--state-dir", str(self.node_dir), "--node", self.options.node]
         public_key = self._join(*options).strip()
-        answer = self.manage("enroll", self.options.node, public_key)
+        answer = self.manage("enroll", self.options.node, public_key, "--replace")
         simulate = self.topology()
         self._join(*options, "--config", "-", *(["--simulate", simulate] if simulate else []), text=only_json(answer))
 

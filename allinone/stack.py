@@ -5,18 +5,17 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
 import httpx
 
 from allinone import leftovers
-from allinone.assets import collected
 from allinone.children import Child, adopt_orphans, tail
 from allinone.commands import Commands, log_file
 from allinone.faults import Fault
 from allinone.options import Options
 from allinone.postgres import Postgres
+from allinone.preparation import Preparation
 from allinone.supervision import Supervision
 from allinone.terminal import Terminal
 from allinone.valkey import Valkey, write_private
@@ -36,9 +35,10 @@ class Stack:
         self.terminal = terminal
         self.supervision = Supervision(terminal.say)
         self.commands = Commands(options, options.database_url, options.redis_url)
+        self.postgres: Postgres | None = None
         self.control: Child | None = None
         self.not_ours: set[int] = set()
-        self.logins: list[str] = []  # as `manage.py demo_users` prints them
+        self.logins: list[str] = []
 
     def __enter__(self) -> "Stack":
         self.not_ours = leftovers.descendants(os.getpid())
@@ -57,10 +57,8 @@ class Stack:
 
     def start(self) -> None:
         self._start_servers()
-        with self.terminal.step("database schema"):
-            self.commands.manage("migrate", "--no-input", "--verbosity", "0")
-        with self.terminal.step("users, node, static files"):
-            self._prepare()
+        with self.terminal.step("schema, people, node, static files"):
+            self.logins = Preparation(self.commands, self.postgres).run()
         with self.terminal.step(f"portal at {self.options.url}"):
             self._start_services()
             self._wait_for("the portal", self._not_ready, "web")
@@ -87,28 +85,15 @@ class Stack:
         database_url, redis_url = self.options.database_url, self.options.redis_url
         if not database_url:
             with self.terminal.step("PostgreSQL"):
-                postgres = Postgres(state_dir / "postgres", log=log_file(log_dir, "postgres"))
-                self.supervision.start(postgres)
-                database_url = postgres.url
+                self.postgres = Postgres(state_dir / "postgres", log=log_file(log_dir, "postgres"))
+                self.supervision.start(self.postgres)
+                database_url = self.postgres.url
         if not redis_url:
             with self.terminal.step("Valkey"):
                 valkey = Valkey(state_dir / "valkey", log=log_file(log_dir, "valkey"))
                 self.supervision.start(valkey)
                 redis_url = valkey.url
         self.commands = Commands(self.options, database_url, redis_url)
-
-    def _prepare(self) -> None:
-        """Three commands that each start a Python: side by side. They are waited for, so a thread may start them."""
-        static = collected(self.options.state_dir)
-        with ThreadPoolExecutor(3) as pool:
-            users = pool.submit(self.commands.manage, "demo_users")
-            tasks: list[Future[object]] = [pool.submit(self.commands.join_node)]
-            if not static.unchanged():
-                tasks.append(pool.submit(self.commands.manage, "collectstatic", "--no-input", "--verbosity", "0"))
-            for task in tasks:
-                task.result()
-            self.logins = [line.strip() for line in users.result().splitlines() if line.strip()]
-        static.remember()
 
     def _start_services(self) -> None:
         self.control = self.commands.control()
