@@ -1,12 +1,14 @@
 """Every address of the portal."""
 
 from django.contrib import admin
-from django.urls import include, path
+from django.urls import include, path, re_path
 
+from portal.api.problems import unknown_address
 from portal.api.root import api
 
 urlpatterns = [
     path("api/v1/", api.urls),
+    re_path(r"^api/", unknown_address),
     path("console/", admin.site.urls),
     path("", include("portal.web.urls")),
 ]

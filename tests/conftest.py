@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import django
+import django.conf
 import pytest
 import redis
 
@@ -30,8 +31,11 @@ if VALKEY:
     os.environ["REDIS_URL"] = VALKEY.start()
     atexit.register(VALKEY.stop)
 os.environ["GPUYARD_STATE_DIR"] = str(HOME / "state")
+(HOME / "state" / "static").mkdir(parents=True)  # where collectstatic would write
 os.environ["DJANGO_SETTINGS_MODULE"] = "portal.settings"
 django.setup()  # the conftest of a folder may be read before pytest-django does this
+# Real hashing takes a quarter of a second a person, and there are three of them in every test.
+django.conf.settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 
 
 @pytest.fixture(scope="session")

@@ -6,17 +6,18 @@ from typing import Any, Literal
 
 from django.db.models import Prefetch, QuerySet
 from django.http import HttpRequest, HttpResponse
-from ninja import Query, Router, Schema
+from ninja import Query, Router, Schema, Status
 
 from portal.api.auth import user_of
 from portal.api.requests import allow_only, job_spec
-from portal.models import Allocation, Attempt, Event, Job, JobState
+from portal.models import JOB_ACTIVE, JOB_ENDED, Allocation, Attempt, Event, Job, JobState
 from portal.services import access, jobs, samples
 from portal.services.errors import Problem
 from portal.services.specs import JobSpec
 
 router = Router()
 MAX_PAGE = 200
+NAMED_STATES = {"active": JOB_ACTIVE, "ended": JOB_ENDED}
 
 
 class Reason(Schema):
@@ -155,8 +156,8 @@ def submit(request: HttpRequest, response: HttpResponse) -> Any:
     response["Location"] = f"/api/v1/jobs/{submitted.job.pk}"
     if submitted.replayed:
         response["Idempotent-Replayed"] = "true"
-        return 200, job_detail(submitted.job)
-    return 201, job_detail(submitted.job)
+        return Status(200, job_detail(submitted.job))
+    return Status(201, job_detail(submitted.job))
 
 
 @router.get("", response=JobPage, url_name="job_list", summary="List jobs, newest first")
@@ -181,7 +182,7 @@ def cancel(request: HttpRequest, job_id: int) -> Any:
     allow_only(request)
     user = user_of(request)
     job = jobs.cancel(access.get_job(user, job_id), actor=user)
-    return (200 if job.has_ended else 202), job_detail(job)
+    return Status(200 if job.has_ended else 202, job_detail(job))
 
 
 @router.get("/{int:job_id}/events", response=EventPage, url_name="job_events", summary="What happened to a job")
@@ -223,11 +224,8 @@ def job_detail(job: Job) -> JobDetail:
 
 
 def _filtered(found: QuerySet[Job], filters: JobFilter) -> QuerySet[Job]:
-    named = {"active": Job.objects.active, "ended": Job.objects.ended}
-    if filters.state in named:
-        found = found & named[str(filters.state)]()
-    elif filters.state:
-        found = found.filter(state=filters.state)
+    if filters.state:
+        found = found.filter(state__in=NAMED_STATES.get(filters.state, {filters.state}))
     if filters.owner:
         found = found.filter(owner__username=filters.owner)
     if filters.project:

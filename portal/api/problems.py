@@ -1,7 +1,6 @@
 """Every refusal of the API in one shape: RFC 9457 problem+json, with a code, a sentence and the fields."""
 
 import logging
-import uuid
 from http import HTTPStatus
 from typing import Any
 
@@ -38,13 +37,18 @@ def respond(request: HttpRequest, problem: Problem) -> HttpResponse:
         "status": problem.status,
         "detail": problem.detail,
         "errors": problem.errors,
-        "request_id": getattr(request, "request_id", None) or uuid.uuid4().hex,
+        "request_id": request.META.get("gpuyard.request_id", ""),
     }
     response = JsonResponse(body, status=problem.status, content_type="application/problem+json")
     for name, value in problem.headers.items():
         response[name] = value
     response["Cache-Control"] = "no-store"
     return response
+
+
+def unknown_address(request: HttpRequest) -> HttpResponse:
+    """For every address below /api/ that no route has: a program gets a problem, not a page."""
+    return respond(request, Problem(404, "not_found", "There is nothing at this address. The API is described at /api/v1/docs."))
 
 
 def _invalid_parameters(request: HttpRequest, error: ValidationError) -> HttpResponse:

@@ -1,0 +1,37 @@
+"""One running portal for all system tests; after each test nothing of a job may be alive."""
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from allinone.options import Options
+from allinone.stack import Stack
+from allinone.terminal import Terminal
+from allinone.valkey import some_free_port
+from tests.system.yard import Yard
+
+
+@pytest.fixture(scope="session")
+def _yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
+    state_dir: Path = tmp_path_factory.mktemp("yard")
+    for path in (state_dir, *list(state_dir.parents)[:2]):
+        path.chmod(0o711)  # the embedded PostgreSQL runs as another account when we are root
+    options = dataclasses.replace(Options.load({}), state_dir=state_dir, port=some_free_port())
+    with Stack(options, Terminal()) as stack:
+        yield Yard(stack)
+
+
+@pytest.fixture
+def yard(_yard: Yard) -> Iterator[Yard]:
+    before = {job["id"] for job in _yard.bob.jobs(limit=50)} | {job["id"] for job in _yard.charlie.jobs(limit=50)}
+    yield _yard
+    mine = {job["id"] for client in (_yard.bob, _yard.charlie) for job in client.jobs(limit=50)} - before
+    for number in mine:
+        client = _yard.bob if _yard._bobs(number) else _yard.charlie
+        client.cancel(number)
+    for number in mine:
+        _yard.ended(number, timeout_s=90)
+        _yard.wait(f"nothing of job {number} is alive", lambda number=number: not _yard.processes(number), 10)
+    _yard.wait("every GPU is free again", lambda: _yard.free_gpus() == 8, 20)
