@@ -1,12 +1,13 @@
 """What the page of one job shows: ranks, timeline, allocation. Read only, in a fixed number of queries."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
 from django.utils import timezone
 
 from portal.models import Allocation, Attempt, Event, Gpu, Job, LogStream, Share, User
+from portal.services.endings import first_failing
 from portal.services.job_lists import asked_models, counted
 from portal.services.spec_values import duration_s
 
@@ -16,10 +17,12 @@ METRICS = ("utilization_percent", "memory_used_bytes", "power_mw")
 
 @dataclass(frozen=True)
 class RankView:
+    """A rank with one of its GPUs. A script is one rank with all GPUs of its node: further ones are not `leading`."""
+
     rank: int
     node: str
-    color: int  # 1…8, one per node
     state: str
+    color: int = 1  # 1…8, one per node
     gpu_index: int | None = None
     gpu_uuid: str = ""
     latest: dict[str, Any] = field(default_factory=dict)
@@ -32,6 +35,7 @@ class RankView:
     log_bytes: int | None = None
     last_output_at: datetime | None = None
     first_to_fail: bool = False
+    leading: bool = True
 
     @property
     def utilization_percent(self) -> float | None:
@@ -95,11 +99,6 @@ class JobDetail:
         return next((rank for rank in self.ranks if rank.first_to_fail), None)
 
     @property
-    def followers(self) -> int:
-        """Ranks that ended because of the first one."""
-        return sum(1 for rank in self.ranks if rank.ended_at is not None and not rank.first_to_fail)
-
-    @property
     def models(self) -> str:
         return counted(gpu.model for share in self.shares for gpu in share.gpus)
 
@@ -109,7 +108,10 @@ class JobDetail:
 
     @property
     def asked_ranks(self) -> int:
-        return max(1, self.job.gpu_count)
+        """Exact once it has its place; until then what the request says."""
+        if self.ranks:
+            return sum(1 for rank in self.ranks if rank.leading)
+        return 1 if self.job.spec.get("launcher", "script") == "script" else max(1, self.job.gpu_count)
 
     @property
     def held(self) -> bool:
@@ -177,23 +179,28 @@ def stream_order(stream: LogStream) -> tuple[int, int]:
 
 
 def rank_views(shares: list[Share], allocations: list[Allocation], streams: list[LogStream]) -> list[RankView]:
-    held = {allocation.rank: allocation.gpu for allocation in allocations}
+    held: dict[int, list[Gpu | None]] = {}
+    for allocation in allocations:
+        held.setdefault(allocation.rank, []).append(allocation.gpu)
     logs = {stream.name: stream for stream in streams}
     first = first_to_fail(shares)
     return [
-        rank_view(share, rank, color_of(number), held.get(rank), logs.get(f"rank-{rank}"), rank == first)
+        replace(
+            rank_view(share, rank, gpu, logs.get(f"rank-{rank}"), rank == first),
+            color=color_of(number), leading=nth == 0,
+        )
         for number, share in enumerate(shares)
         for rank in range(share.first_rank, share.first_rank + share.rank_count)
+        for nth, gpu in enumerate(held.get(rank, [None]))
     ]
 
 
-def rank_view(share: Share, rank: int, color: int, gpu: Gpu | None, log: LogStream | None, first: bool) -> RankView:
+def rank_view(share: Share, rank: int, gpu: Gpu | None, log: LogStream | None, first: bool) -> RankView:
     ended = next((entry for entry in share.ranks if entry.get("rank") == rank), {})
     return RankView(
         rank=rank,
         node=share.node.name,
-        color=color,
-        state=rank_state(share, ended),
+        state=rank_state(share, ended, first),
         gpu_index=gpu.index if gpu else None,
         gpu_uuid=gpu.uuid if gpu else "",
         latest=(gpu.latest or {}) if gpu else {},
@@ -209,24 +216,20 @@ def rank_view(share: Share, rank: int, color: int, gpu: Gpu | None, log: LogStre
     )
 
 
-def rank_state(share: Share, ended: dict[str, Any]) -> str:
+def rank_state(share: Share, ended: dict[str, Any], first: bool) -> str:
+    """A rank that was ended by SIGTERM, or has no status at all, did not fail by itself."""
     if not ended:
         return share.state
     if ended.get("exit_code") == 0:
         return "succeeded"
-    return "stopped" if ended.get("exit_code") is None and share.stop_requested_at else "failed"
+    by_itself = first or (ended.get("exit_code") or 0) > 0 or ended.get("signal") not in (None, 15)
+    return "failed" if by_itself else "stopped"
 
 
 def first_to_fail(shares: list[Share]) -> int | None:
-    """The rank that went down first of those that failed by themselves."""
-    failed = [
-        (entry.get("ended_at") or float("inf"), entry["rank"])
-        for share in shares
-        if share.stop_requested_at is None or share.state == "failed"
-        for entry in share.ranks
-        if (entry.get("exit_code") or 0) > 0 or entry.get("signal") not in (None, 15)
-    ]
-    return min(failed)[1] if failed else None
+    """The rank that went down first, if it went down by itself."""
+    first = first_failing(entry for share in shares if share.state == "failed" for entry in share.ranks)
+    return first["rank"] if first else None
 
 
 def node_share(share: Share, allocations: list[Allocation], color: int) -> NodeShare:

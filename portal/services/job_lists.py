@@ -7,6 +7,7 @@ from django.db.models import Count, Q
 
 from portal.models import JOB_ACTIVE, JOB_ENDED, Allocation, Job, JobState, User
 from portal.models.jobs import JobQuerySet
+from portal.services.text import storable
 
 PAGE_SIZE = 50
 GROUPS: dict[str, frozenset[JobState]] = {
@@ -34,8 +35,8 @@ class JobFilter:
         state = query.get("state", "")
         return cls(
             state=state if state in GROUPS else "",
-            who=query.get("who", "") or "mine",
-            text=query.get("q", "").replace("\0", "").strip()[:200],
+            who=storable(query.get("who", ""), 40) or "mine",
+            text=storable(query.get("q", ""), 200).strip(),
             before=whole_number(query.get("before", "")),
         )
 

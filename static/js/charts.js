@@ -36,6 +36,7 @@ export class GpuCharts {
     this.window_s = null;
     this.plots = new Map();
     this.columns = new Map(gpus.map((gpu) => [gpu.uuid, columnsOf(at, series[gpu.uuid])]));
+    this.root = root;
     this.holders = [...root.querySelectorAll("[data-chart]")];
     this.dirty = true;
     document.fonts.load('11px "Inter Variable"').finally(() => this.build());
@@ -92,6 +93,10 @@ export class GpuCharts {
       holder.dataset.points = String(data[0].length);
       holder.querySelector("[data-value]").textContent = METRICS[key].value(this.newest(key));
     }
+    const known = this.lastTime() > 0;
+    this.root.querySelector("[data-some]").hidden = !known;
+    this.root.querySelector("[data-none]").hidden = known;
+    this.root.classList.toggle("unread", !known);
   }
 
   resize() {

@@ -1,10 +1,12 @@
 /* One request, seen three ways. Every edit asks the server, which has the only validator; the side not being edited follows. */
+import { connect } from "./live.js";
+
 const form = document.getElementById("new-job");
 const yaml = document.getElementById("yaml");
 const edited = form.elements.edited;
 const command = document.getElementById("command");
 const QUIET_MS = 250;
-const RECHECK_MS = 10_000;
+const RECHECK_MS = 30_000;
 let commands = null, shell = "curl", timer = 0, asked = 0, checkedAt = 0, touched = new Set();
 
 form.addEventListener("input", (event) => {
@@ -26,6 +28,10 @@ document.getElementById("shells").addEventListener("click", (event) => {
 form.addEventListener("submit", (event) => {
   if (event.submitter) event.submitter.setAttribute("aria-busy", "true");
 });
+
+// The cluster moved: the answer may be another one.
+const soon = () => { clearTimeout(timer); timer = setTimeout(check, Math.max(QUIET_MS, checkedAt + 2000 - Date.now())); };
+connect("/live/cluster/", { on: { job: soon, node: soon, gpu: soon, changed: soon, cell: () => {} } });
 
 setInterval(() => {
   if (!document.hidden && Date.now() - checkedAt > RECHECK_MS) check();
