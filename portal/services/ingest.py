@@ -1,5 +1,6 @@
 """Reads every node's stream: entries into the database, then acknowledged, then the node is told what is durable."""
 
+import contextlib
 import json
 import logging
 import threading
@@ -74,9 +75,11 @@ class SoleLock:
         self._connection = fresh
 
     def release(self) -> None:
-        if self._connection:
-            self._connection.close()
-            self._connection = None
+        held, self._connection = self._connection, None
+        if held:
+            with contextlib.suppress(psycopg.Error):  # the end of the connection is the end of the lock
+                held.execute("SELECT pg_advisory_unlock(%s)", [LOCK_KEY])
+            held.close()
 
 
 @dataclass
@@ -106,6 +109,7 @@ class Ingest:
         while not stop.is_set():
             try:
                 lock.hold()
+                close_old_connections()
                 self.run_once()
                 pause_s, told = 0.1, ""
             except WAIT_FOR as error:
@@ -123,7 +127,6 @@ class Ingest:
 
     def run_once(self, block_s: float = BLOCK_S) -> int:
         """One round: read, apply, commit, acknowledge, tell. -> entries taken."""
-        close_old_connections()
         self._find_nodes()
         taken = 0
         for key, entries in self._read(block_s):

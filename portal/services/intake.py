@@ -232,8 +232,9 @@ def uuid_of(text: str) -> uuid.UUID | None:
 def forget_whole(grown: list[LogStream], shares: dict[uuid.UUID, Share]) -> bool:
     """A log that became whole may be the last thing that a share's end waited for."""
     whole = {stream.attempt_id for stream in grown if stream.complete}
-    for attempt_id in whole:
-        attempts.forget_if_whole(shares[attempt_id])
+    # Read again: an end in the same batch has moved them.
+    for share in Share.objects.filter(pk__in=[shares[attempt_id].pk for attempt_id in whole]):
+        attempts.forget_if_whole(share)
     return bool(whole)
 
 
