@@ -49,7 +49,8 @@ def server_error(request: HttpRequest) -> HttpResponse:
 
 def refused(request: HttpRequest, problem: Problem) -> HttpResponse:
     response = problem_page(request, problem.status, HTTPStatus(problem.status).phrase, problem.detail)
-    response.headers.update(problem.headers)
+    for name, value in problem.headers.items():
+        response[name] = value
     return response
 
 
