@@ -1,5 +1,6 @@
 """The read model of the overview: what is free and where, what is mine, what waits and why. Fixed number of queries."""
 
+import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -8,12 +9,16 @@ from statistics import fmean
 
 from django.utils import timezone
 
-from portal.models import Job, JobState, Node, User
+from portal.models import Allocation, Job, JobState, Node, User
 from portal.models.jobs import JobQuerySet
+from portal.services import samples
 from portal.services.cells import Cell, cells
+from portal.services.samples import Span
 
 FAILURE_SHOWN_FOR = timedelta(days=7)
 JOBS_SHOWN = 8
+HISTORY_S = 1800.0
+HISTORY_POINTS = 60
 ODD = ("unreachable", "lost", "quarantined", "dirty", "suspect", "draining")
 
 
@@ -185,6 +190,21 @@ def running_job(job: Job, everything: Iterable[Cell]) -> RunningJob:
     return RunningJob(job, models_of(held), sorted({cell.node.name for cell in held}), mean_use(held))
 
 
+def history(user: User) -> dict[int, list[float | None]]:
+    """Mean use of my running jobs over the last half hour, in stretches of 30 s; None where nothing was read."""
+    active = Job.objects.filter(owner=user, state__in=ACTIVE).order_by("id")[:JOBS_SHOWN]
+    held = Allocation.objects.filter(released_at=None, attempt__job__in=list(active)).select_related("attempt", "gpu")
+    now = time.time()
+    spans = {row.gpu.uuid: row for row in held}
+    begin = now - HISTORY_S
+    looked_at = [Span(row.gpu, max(begin, row.allocated_at.timestamp()), now) for row in spans.values()]
+    found = samples.series(looked_at, HISTORY_POINTS)
+    by_job: dict[int, list[samples.Column]] = {}
+    for gpu in found.gpus:
+        by_job.setdefault(spans[gpu.uuid].attempt.job_id, []).append(gpu.mean["utilization_percent"])
+    return {job_id: [mean_known(moment) for moment in zip(*columns, strict=True)] for job_id, columns in by_job.items()}
+
+
 def holdings(everything: Iterable[Cell]) -> list[Holding]:
     by_owner: dict[str, list[Cell]] = {}
     for cell in everything:
@@ -204,7 +224,11 @@ def models_of(held: Iterable[Cell]) -> str:
 
 def mean_use(held: Iterable[Cell]) -> float | None:
     """Of the GPUs whose utilisation is known; None if none is."""
-    known = [cell.utilization_percent for cell in held if cell.utilization_percent is not None]
+    return mean_known(cell.utilization_percent for cell in held)
+
+
+def mean_known(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
     return fmean(known) if known else None
 
 

@@ -14,6 +14,7 @@ from django.utils.translation import gettext_lazy, ngettext
 register = template.Library()
 
 DAY_S = 86_400
+CARD_SIZES = (4, 6, 8, 10, 11, 12, 16, 20, 24, 32, 40, 48, 64, 80, 94, 96, 128, 141, 144, 180, 192, 256, 288)
 STATES: dict[str, tuple[str, str, Any]] = {
     # jobs and attempts
     "waiting": ("k-wait", "hourglass", gettext_lazy("Waiting")),
@@ -61,6 +62,8 @@ def badge(state: str, word: str = "", large: bool = False, plain: bool = False) 
 @register.simple_tag
 def counted_badge(state: str, count: int) -> SafeString:
     """«2 GPUs: quarantined», for the head of a page."""
+    if state == "dirty":
+        return badge(state, ngettext("%(n)d foreign process", "%(n)d foreign processes", count) % {"n": count})
     what = ngettext("%(n)d GPU", "%(n)d GPUs", count) % {"n": count}
     return badge(state, f"{what} {state_word(state).lower()}")
 
@@ -119,6 +122,14 @@ def size(value: float | None) -> str:
 
 
 @register.filter
+def card_size(memory_bytes: float) -> str:
+    """As the card is sold: what the driver reports lies between that number of GiB and of GB."""
+    low, high = memory_bytes / 2**30 * 0.99, memory_bytes / 1e9 * 1.01
+    sold = next((gigabytes for gigabytes in CARD_SIZES if low <= gigabytes <= high), None)
+    return str(sold) if sold else f"{memory_bytes / 1e9:.0f}"
+
+
+@register.filter
 def watts(value_mw: float | None) -> str:
     return _("n/a") if value_mw is None else f"{value_mw / 1000:.0f}"
 
@@ -155,6 +166,17 @@ def duration(seconds: float | None) -> str:
 def until(start: datetime | None, end: datetime | None) -> str:
     """How long from one moment to another; to now if there is no end."""
     return _("n/a") if start is None else duration(((end or timezone.now()) - start).total_seconds())
+
+
+@register.filter
+def since(moment: datetime | None) -> str:
+    """Roughly, for a sentence: 40 s, 6 min, 3 h."""
+    if moment is None:
+        return _("n/a")
+    seconds = max(0, int((timezone.now() - moment).total_seconds()))
+    if seconds < 100:
+        return f"{seconds} s"
+    return f"{seconds // 60} min" if seconds < 7200 else f"{seconds // 3600} h"
 
 
 @register.simple_tag

@@ -119,9 +119,10 @@ def gpu_meters(cell: Cell) -> SafeString:
 def meter(cell: Cell, label: str, name: str, whole: float | None, text: str) -> SafeString:
     """Label, bar, value. Hatched with its reason when it is not known; filled nothing when the whole is not."""
     value = cell.latest.get(name)
+    tone = " mine" if cell.state == "mine" else ""
     bar = '<span class="bar{}" style="--v:{}"><i></i></span>'
     row = f'<div class="mrow" data-meter="{{}}"><span>{{}}</span>{bar}<span>{{}}</span></div>'
     if value is None:
         shown = format_html('<span class="na" title="{}">{}</span>', cell.why_missing(name), _("n/a"))
         return format_html(row, name, label, " unknown", 0, shown)
-    return format_html(row, name, label, "", share_of(value, whole), text)
+    return format_html(row, name, label, tone, share_of(value, whole), text)

@@ -3,6 +3,7 @@
 from typing import Any
 
 from allauth.account.adapter import DefaultAccountAdapter
+from allauth.account.views import LoginView, SignupView
 from django.conf import settings
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
@@ -24,12 +25,28 @@ class AccountAdapter(DefaultAccountAdapter):
     """Sign-up is open for the very first account, and afterwards only if the settings say so."""
 
     def is_open_for_signup(self, request: HttpRequest) -> bool:  # noqa: ARG002
-        return settings.SIGNUP_OPEN or not User.objects.exists()
+        return sign_up_open()
 
     @transaction.atomic
     def save_user(self, request: HttpRequest, user: User, form: Any, commit: bool = True) -> User:
         saved: User = super().save_user(request, user, form, commit=commit)
         return accounts.welcome(saved) if commit else saved
+
+
+def nobody_yet() -> bool:
+    return not User.objects.exists()
+
+
+def sign_up_open() -> bool:
+    return settings.SIGNUP_OPEN or nobody_yet()
+
+
+class Login(LoginView):
+    extra_context = {"open_for_signup": sign_up_open, "first_account": nobody_yet}
+
+
+class Signup(SignupView):
+    extra_context = {"first_account": nobody_yet}
 
 
 @login_required

@@ -2,7 +2,16 @@
 
 from whitenoise.storage import CompressedManifestStaticFilesStorage
 
+IMPORT = r"""(?m)^(?P<matched>import (?P<what>[^"';]+) from "(?P<url>\.[^"]+)";)"""
+
 
 class Assets(CompressedManifestStaticFilesStorage):
-    # A module imports the other ones by their hashed names too, else an upgrade would mix old modules with new ones.
-    support_js_module_import_aggregation = True
+    """Our modules import each other by the hashed names too, else an upgrade would mix old modules with new ones.
+
+    Django can do that for every script, but then stumbles over comments in those of other packages.
+    """
+
+    patterns = (
+        *CompressedManifestStaticFilesStorage.patterns,
+        ("js/*.js", ((IMPORT, 'import %(what)s from "%(url)s";'),)),
+    )

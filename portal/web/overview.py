@@ -1,11 +1,11 @@
 """The first page: what is free, what is mine, what waits, what broke."""
 
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
-from portal.services.overview import ClusterView, ModelGroup, cluster
+from portal.services.overview import ClusterView, ModelGroup, cluster, history
 from portal.web.pages import page
 from portal.web.people import person
 
@@ -17,6 +17,8 @@ ALWAYS = {"free", "busy", "mine"}
 @never_cache
 @page
 def overview(request: HttpRequest) -> HttpResponse:
+    if request.GET.get("part") == "history":
+        return JsonResponse({str(job): values for job, values in history(person(request)).items()})
     view = cluster(person(request))
     template = "overview/live.html" if request.GET.get("part") == "live" else "overview.html"
     return render(request, template, {"view": view, "columns": columns(view.groups), "legend": legend(view)})

@@ -123,8 +123,8 @@ function paint(channel) {
 function showMarker() {
   const marker = document.getElementById("gy-live");
   if (!marker) return;
+  if (!channels.size) { marker.dataset.s = "off"; return; }
   const open = [...channels].filter((channel) => !channel.ended);
-  marker.hidden = channels.size === 0;
   const stale = open.filter((channel) => channel.state === "stale");
   const state = stale.length ? "stale" : open.some((channel) => channel.state === "reconnecting") ? "re" : "live";
   const oldest = Math.max(0, ...stale.map((channel) => Date.now() - channel.dataAt));

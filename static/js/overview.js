@@ -5,7 +5,9 @@ import { connect, partsRefresher } from "./live.js";
 const page = document.getElementById("overview");
 const grid = new Grid(document.querySelector("[data-grid]"), JSON.parse(document.getElementById("grid-words").textContent));
 const SPARK_POINTS = 60;
-const history = new Map(); // job id -> the mean use of its GPUs, one a second, as far as this page has seen it
+let was = "live";
+const POINT_MS = 30_000;
+const curves = new Map(); // job id -> the mean use of its GPUs over the last half hour
 
 const refresh = partsRefresher(page.dataset.url, { grid: (fresh) => grid.patch(fresh) }, drawSparks);
 connect(page.dataset.stream, {
@@ -14,6 +16,8 @@ connect(page.dataset.stream, {
   parts: "[data-live]",
   onState: noteReconnect,
 });
+
+loadHistory();
 
 function moved({ gpus }) {
   grid.update(gpus);
@@ -28,23 +32,40 @@ function moved({ gpus }) {
   drawSparks();
 }
 
+/* A point of the curve is half a minute: the newest one is the mean of what came since the last. */
 function remember(id, mean) {
-  const points = history.get(id) || [];
-  points.push(mean);
-  history.set(id, points.slice(-SPARK_POINTS));
+  const curve = curves.get(id) || { points: [], sum: 0, count: 0, since: Date.now() };
+  curve.sum += mean;
+  curve.count += 1;
+  if (Date.now() - curve.since > POINT_MS) {
+    curve.points = [...curve.points, curve.sum / curve.count].slice(1 - SPARK_POINTS);
+    Object.assign(curve, { sum: 0, count: 0, since: Date.now() });
+  }
+  curves.set(id, curve);
+}
+
+async function loadHistory() {
+  try {
+    const answer = await fetch(page.dataset.history, { credentials: "same-origin" });
+    if (!answer.ok || answer.redirected) return;
+    for (const [id, points] of Object.entries(await answer.json())) {
+      curves.set(id, { points: points.slice(1 - SPARK_POINTS), sum: 0, count: 0, since: Date.now() });
+    }
+    drawSparks();
+  } catch { /* the curve begins now instead */ }
 }
 
 function drawSparks() {
   for (const box of document.querySelectorAll("[data-spark]")) {
-    const points = history.get(box.dataset.spark.replace("job-", ""));
-    if (!points || points.length < 2) continue;
-    const gap = Array(SPARK_POINTS - points.length).fill(null);
-    box.replaceChildren(spark([...gap, ...points], box.clientWidth || 92));
+    const curve = curves.get(box.dataset.spark);
+    if (!curve) continue;
+    const points = [...curve.points, ...(curve.count ? [curve.sum / curve.count] : [])];
+    if (points.length < 2) continue;
+    box.replaceChildren(spark([...Array(Math.max(0, SPARK_POINTS - points.length)).fill(null), ...points], box.clientWidth || 92));
   }
 }
 
 /* After a break nobody knows what was missed. */
-let was = "live";
 function noteReconnect(state) {
   if (state === "live" && was !== "live") refresh();
   was = state;
