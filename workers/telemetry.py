@@ -36,7 +36,11 @@ class Limits:
     start_deadline_s: float = 60.0  # without persistence mode the driver wakes every board when it is opened
     restart_delays_s: tuple[float, ...] = (0.5, 5.0, 20.0, 60.0)
     steady_s: float = 60.0  # after that long a failure counts as the first
-    retry_silent_s: float = 600.0  # until a GPU that made the reader hang is asked again
+    retry_silent_s: float = 60.0  # until a GPU that made the reader hang is asked again; doubled each time
+    retry_silent_most_s: float = 900.0
+
+    def retry_after_s(self, hangs: int) -> float:
+        return min(self.retry_silent_s * 2 ** min(hangs - 1, 10), self.retry_silent_most_s)
 
 
 class Hung(Exception):
@@ -64,7 +68,9 @@ class Reader:
         self._skip: set[int] = set()
         self._unavailable = False
         self.failures = 0  # in a row
+        self._hangs = 0  # since all GPUs answered for a while
         self._life: Life | None = None
+        self._undead: list[Life] = []
         self._thread = threading.Thread(target=self._run, name="gpu-reader", daemon=True)
 
     def start(self) -> None:
@@ -116,21 +122,33 @@ class Reader:
 
     def _live(self) -> None:
         """One life of the reading process. Returns when it is to stop, or to ask a silent GPU again."""
+        self._undead = [one for one in self._undead if not one.is_over()]
         life = self._life = Life(self._command(), self._limits.deadline_s)
         self._unavailable = False
-        ends_at = time.monotonic() + self._limits.retry_silent_s if self._skip else None
+        began = time.monotonic()
         try:
             for frame in life.frames(self._interval_s + 2 * self._limits.deadline_s, self._limits.start_deadline_s):
                 if frame is not None:
                     self._take(frame)
                 if self._stopping.is_set():
                     return
-                if ends_at and time.monotonic() > ends_at:
-                    self._skip.clear()
+                if self._may_ask_all_again(time.monotonic() - began):
                     return
         finally:
             self._life = None
-            life.end()
+            if not life.end():
+                self._undead.append(life)
+
+    def _may_ask_all_again(self, lived_s: float) -> bool:
+        """Each try may cost a process that sleeps in the driver for ever, so never while one does."""
+        if not self._skip:
+            if lived_s > self._limits.steady_s:
+                self._hangs = 0
+            return False
+        if lived_s < self._limits.retry_after_s(self._hangs) or not all(one.is_over() for one in self._undead):
+            return False
+        self._skip.clear()
+        return True
 
     def _take(self, frame: Frame) -> None:
         match frame:
@@ -146,6 +164,7 @@ class Reader:
                     self._readings.extend(readings)
 
     def _note_hung(self, hung: Hung) -> None:
+        self._hangs += 1
         log.error("GPU %s does not answer: its reader is ended and started again without it",
                   "driver" if hung.gpu is None else hung.gpu)
         if hung.gpu is not None:
@@ -215,7 +234,11 @@ class Life:
             return "it closed its output"
         return f"signal {-code}" if code < 0 else f"exit status {code}"
 
-    def end(self) -> None:
+    def is_over(self) -> bool:
+        return self._process.poll() is not None
+
+    def end(self) -> bool:
+        """False for a process that not even a kill ends."""
         self._process.kill()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe:
@@ -224,3 +247,5 @@ class Life:
             self._process.wait(self._patience_s)
         except subprocess.TimeoutExpired:
             log.error("the GPU reader (pid %d) sleeps inside the driver and cannot be killed: left behind", self.pid)
+            return False
+        return True

@@ -251,6 +251,21 @@ def test_a_gpu_that_must_not_be_asked_is_not_asked(desk: Callable[[str], Desk]) 
     assert "GPU 2 does not answer (timeout)" in (gpus.problem or "")
 
 
+@pytest.mark.parametrize("symbol", [
+    "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetName", "nvmlDeviceGetNvLinkState", "nvmlDeviceGetPowerUsage"])
+def test_whoever_watches_can_name_the_gpu_that_hangs(
+    desk: Callable[[str], Desk], monkeypatch: pytest.MonkeyPatch, symbol: str
+) -> None:
+    bench = desk("HGX-H100-4")
+    bench.faults = Faults(delays=[Delay(symbol=symbol, gpu=2, seconds=3600)])
+    at_work: set[int | None] = set()
+    monkeypatch.setattr(simulated.time, "sleep", lambda seconds: at_work.add(bench.driver.at_work))
+    bench.listed()
+    bench.driver.read()
+    assert at_work == {2}
+    assert bench.driver.at_work is None
+
+
 def test_a_name_that_is_not_text_costs_neither_the_gpu_nor_its_neighbours(desk: Callable[[str], Desk]) -> None:
     bench = desk("HGX-H100-4")
     bench.faults = Faults(texts=[Text(symbol="nvmlDeviceGetName", gpu=0, hex=b"NVIDIA \xff\xfe?".hex())])

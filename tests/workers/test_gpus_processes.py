@@ -14,8 +14,9 @@ from workers.gpus.boards import CATALOGUE
 from workers.gpus.machine import Machine
 
 PATIENCE_S = 20.0
-BURN = "print('up', flush=True)\nwhile True: pass"
-REST = "import sys\nprint('up', flush=True)\nsys.stdin.read()"
+# One write each: several processes may share the pipe.
+BURN = r"import os; os.write(1, b'up\n')" + "\nwhile True: pass"
+REST = r"import os, sys; os.write(1, b'up\n'); sys.stdin.read()"
 LAUNCH = f"""
 import os, subprocess, sys
 children = [subprocess.Popen([sys.executable, '-c', {REST!r}], stdin=0, env=dict(os.environ, LOCAL_RANK=str(rank)))

@@ -142,6 +142,10 @@ def test_a_gpu_that_recovers_is_asked_again(make: Make, faults: Callable[..., No
     assert gpus is not None and len(gpus.infos) == 8 and gpus.problem is None
 
 
+def test_the_pause_before_a_silent_gpu_is_asked_again_grows_to_a_limit() -> None:
+    assert [Limits().retry_after_s(hangs) for hangs in (1, 2, 3, 4, 5, 6, 10_000)] == [60, 120, 240, 480, 900, 900, 900]
+
+
 def test_nobody_waits_for_a_hanging_driver(make: Make, faults: Callable[..., None]) -> None:
     faults(delays=[{"symbol": "nvmlInitWithFlags", "seconds": 3600}])
     reader = make()

@@ -59,6 +59,7 @@ SHADOWED = (
 ARCHITECTURES = {2: "kepler", 3: "maxwell", 4: "pascal", 5: "volta", 6: "turing", 7: "ampere", 8: "ada", 9: "hopper",
                  10: "blackwell", 13: "rubin"}
 LEVELS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
+SWITCH = "switch"
 NODE_WORDS = 4  # of 64 NUMA nodes each
 MAX_PID = 1 << 22  # the kernel's own limit
 ENERGY, POWER_NOW = pynvml.NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION, pynvml.NVML_FI_DEV_POWER_INSTANT
@@ -127,12 +128,14 @@ class NvmlDriver:
         before, self._devices = self._devices, []
         for index in range(count):
             self._devices += self._devices_at(index, before, problems)
-        self.at_work = None
         awake = [device for device in self._devices if not device.silent]
-        links, nvswitch = links_between([device for device in awake if device.info.parent_uuid is None])
+        whole = [device for device in awake if device.info.parent_uuid is None]
+        ends = {device.uuid: self._link_ends(device) for device in whole}
+        self.at_work = None
         probe = Probe()
         return GpuList(
-            infos=[device.info for device in awake], links=links, nvswitch=nvswitch,
+            infos=[device.info for device in awake], links=links_between(whole, ends),
+            nvswitch=any(SWITCH in peers for peers in ends.values()),
             driver=probe("driver", lambda: text(pynvml.nvmlSystemGetDriverVersion)),
             cuda=probe("cuda", cuda_version),
             problem=" ".join(problems) or None,
@@ -145,6 +148,10 @@ class NvmlDriver:
             readings.append(reading_of(device, self._clock()))
         self.at_work = None
         return readings
+
+    def _link_ends(self, device: Device) -> Counter[str]:
+        self.at_work = device.index
+        return Counter(nvlink_ends(device.handle))
 
     def _devices_at(self, index: int, before: list[Device], problems: list[str]) -> list[Device]:
         """The GPU at an index, or its slices. Other GPUs keep their index whatever happens to this one."""
@@ -280,18 +287,13 @@ def listings(handle: Any, kind: str) -> tuple[Callable[[], list[Any]], ...]:
     return (lambda: newest(handle), lambda: older(handle))
 
 
-def links_between(devices: list[Device]) -> tuple[list[Link], bool]:
-    """-> how each pair is joined, and whether an NVSwitch is between. A pair that cannot be asked is left out."""
-    ends = {device.uuid: Counter(nvlink_ends(device.handle)) for device in devices}
-    links = [
+def links_between(devices: list[Device], ends: dict[str, Counter[str]]) -> list[Link]:
+    """How each pair is joined. A pair that cannot be asked is left out."""
+    return [
         Link(a=a.uuid, b=b.uuid, kind=kind)
         for a, b in combinations(devices, 2)
         if (kind := nvlink_kind(a, b, ends) or pcie_kind(a.handle, b.handle))
     ]
-    return links, any(SWITCH in peers for peers in ends.values())
-
-
-SWITCH = "switch"
 
 
 def nvlink_ends(handle: Any) -> Iterator[str]:
