@@ -13,6 +13,7 @@ LOCK = "lock"
 PLAN = "plan"
 SHIM = "shim"
 STATUS = "status"
+STUCK = "stuck"
 EXIT = "exit"
 STOP = "stop"
 WAKE = "wake"
@@ -20,8 +21,10 @@ LOGS = "logs"
 CHANGED = "changed"
 """FIFO beside the attempts: a byte in it means that some attempt has news."""
 
-RESERVED_BYTES = 64 * 1024
-"""Set aside on disk before a run starts, so that its end can be written down on a full disk."""
+RESERVED_BYTES = 4096
+"""Set aside for each record before a run starts, so that it can be stopped and its end be told on a full disk."""
+
+RECORDS = (SHIM, STATUS, STUCK, STOP, EXIT)
 
 END_LINE = b"end\n"
 
@@ -113,30 +116,17 @@ def read_record(path: str) -> dict[str, str] | None:
     return None if pairs is None else dict(pairs)
 
 
-def write_record(path: str, pairs: Pairs) -> None:
-    """Replaces the file in one step: a reader sees the old record or the new one."""
-    new = f"{path}.new"
-    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(fd, encode(pairs))
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    os.rename(new, path)
-
-
 def reserve(path: str, size_bytes: int = RESERVED_BYTES) -> None:
-    """Makes a file of zeros whose blocks are allocated."""
+    """Makes a file of zeros whose blocks are allocated; durable with its directory."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         os.posix_fallocate(fd, 0, size_bytes)
-        os.fsync(fd)
     finally:
         os.close(fd)
 
 
-def write_reserved(path: str, pairs: Pairs) -> None:
-    """Writes a record into a reserved file, in place: it needs no free block."""
+def write_record(path: str, pairs: Pairs) -> None:
+    """Into a reserved file, in place: it needs no free block. Durable when it returns."""
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.pwrite(fd, encode(pairs), 0)

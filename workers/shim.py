@@ -53,7 +53,7 @@ class Shim:
         pid = os.getpid()
         disk.write_record(self.path(disk.SHIM), [("pid", str(pid)), ("start_time", str(disk.start_time(pid))),
                                                  ("boot_id", boot), *self.runtime.pairs()])
-        if os.path.exists(self.path(disk.STOP)):
+        if disk.read_record(self.path(disk.STOP)) is not None:
             self.conclude(STOP_REQUESTED, [])
             return
         try:
@@ -61,7 +61,7 @@ class Shim:
         except LaunchFailed as error:
             self.conclude(LAUNCH_FAILED, [("message", str(error))])
             return
-        self.note("running", [("pid", str(main)), ("start_time", str(disk.start_time(main)))])
+        self.note(disk.STATUS, [("pid", str(main)), ("start_time", str(disk.start_time(main)))])
         if self.runtime.cgroup is not None:
             cgroups.leave_unit(self.runtime.cgroup)
         self.watch(main)
@@ -132,7 +132,7 @@ class Shim:
         if now - self.killing_since_s > UNKILLABLE_S and not self.unkillable:
             self.unkillable = True
             pids = ", ".join(str(pid) for pid in self.runtime.members()[:10])
-            self.note("unkillable", [("message", f"the kernel does not end process {pids}; its GPUs stay taken")])
+            self.note(disk.STUCK, [("message", f"the kernel does not end process {pids}; its GPUs stay taken")])
 
     def trim(self, now: float) -> None:
         if now - self.started_s < IDLE_S:
@@ -172,16 +172,12 @@ class Shim:
         return (EXIT_CODE if code else EXITED), pairs
 
     def conclude(self, reason: str, pairs: Pairs) -> None:
-        disk.write_reserved(self.path(disk.EXIT), [("reason", reason), *self.moment(), *pairs, *self.log_sizes()])
+        disk.write_record(self.path(disk.EXIT), [("reason", reason), *self.moment(), *pairs, *self.log_sizes()])
         self.runtime.clean_up()
         self.tell()
 
-    def note(self, phase: str, pairs: Pairs) -> None:
-        """A full disk must not end a healthy run, so a status that cannot be written is done without."""
-        try:
-            disk.write_record(self.path(disk.STATUS), [("phase", phase), *self.moment(), *pairs])
-        except OSError as error:
-            print(error, file=sys.stderr)
+    def note(self, record: str, pairs: Pairs) -> None:
+        disk.write_record(self.path(record), [*self.moment(), *pairs])
         self.tell()
 
     def moment(self) -> Pairs:

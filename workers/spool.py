@@ -21,6 +21,7 @@ from workers.plan import Pairs, Plan
 
 LAUNCH = "launch.json"
 EVENTS = "events.jsonl"
+EVENTS_BYTES = 64 * 1024
 DRAFT = ".new-"
 FOLDERS = (plan.LOGS, "errors", "work", "tmp")
 
@@ -61,21 +62,26 @@ class AttemptDir:
     def status(self) -> dict[str, str] | None:
         return plan.read_record(str(self.path / plan.STATUS))
 
+    def stuck(self) -> dict[str, str] | None:
+        """Why a run that is being ended does not end."""
+        return plan.read_record(str(self.path / plan.STUCK))
+
     def exit_record(self) -> dict[str, str] | None:
         return plan.read_record(str(self.path / plan.EXIT))
 
     def write_exit_record(self, pairs: Pairs) -> None:
-        plan.write_reserved(str(self.path / plan.EXIT), pairs)
+        plan.write_record(str(self.path / plan.EXIT), pairs)
 
     def request_stop(self, grace_s: float) -> None:
         """The first request stands; a later one may only shorten its grace."""
         before = plan.read_record(str(self.path / plan.STOP))
         if before is None or float(before["grace_s"]) > grace_s:
-            plan.write_record(str(self.path / plan.STOP), [("grace_s", repr(grace_s))])
+            # Of one width: the shim may read while a shorter grace is written over the first.
+            plan.write_record(str(self.path / plan.STOP), [("grace_s", f"{grace_s:012.3f}")])
         plan.nudge(str(self.path / plan.WAKE))
 
     def stop_requested(self) -> bool:
-        return (self.path / plan.STOP).exists()
+        return plan.read_record(str(self.path / plan.STOP)) is not None
 
     def append_event(self, event: AttemptEvent) -> None:
         """Durable when it returns. The next number only: a repeated or skipped one is a fault of the caller."""
@@ -212,10 +218,11 @@ class Spool:
             (draft / folder).mkdir(mode=0o700)
         (draft / plan.LOCK).touch(mode=0o600)
         os.mkfifo(draft / plan.WAKE, 0o600)
-        plan.reserve(str(draft / plan.EXIT))
+        for record in plan.RECORDS:
+            plan.reserve(str(draft / record))
         if ended is not None:
-            plan.write_reserved(str(draft / plan.EXIT), ended)
-        plan.reserve(str(draft / EVENTS))
+            plan.write_record(str(draft / plan.EXIT), ended)
+        plan.reserve(str(draft / EVENTS), EVENTS_BYTES)
         write_synced(draft / LAUNCH, msgspec.json.encode(launch))
         sync_directory(draft)
         draft.rename(self.root / launch.attempt)

@@ -191,12 +191,12 @@ class Supervisor:
         if status is None:
             return
         if state is not AttemptState.RUNNING:
-            pid = status.get("pid")
-            self._append(directory, AttemptState.RUNNING, at=float(status["at"]), pid=int(pid) if pid else None,
+            self._append(directory, AttemptState.RUNNING, at=float(status["at"]), pid=int(status["pid"]),
                          elapsed_s=float(status["elapsed_s"]))
-        if status["phase"] == "unkillable":
-            self._append(directory, AttemptState.STOPPING, message=status["message"],
-                         elapsed_s=float(status["elapsed_s"]))
+        stuck = directory.stuck()
+        if stuck is not None:
+            self._append(directory, AttemptState.STOPPING, message=stuck["message"],
+                         elapsed_s=float(stuck["elapsed_s"]))
 
     def _finish(self, directory: AttemptDir, record: dict[str, str]) -> None:
         reason = EndReason(record["reason"])

@@ -38,8 +38,8 @@ class Yard:
 
     def order(self, command: str, **fields: Any) -> Launch:
         self.jobs += 1
-        given: dict[str, Any] = dict(attempt=str(uuid.uuid4()), job=self.jobs, epoch=1, name="test", user="alice",
-                                     launcher="script", command=command, stop_grace_s=5.0)
+        given: dict[str, Any] = {"attempt": str(uuid.uuid4()), "job": self.jobs, "epoch": 1, "name": "test",
+                                 "user": "alice", "launcher": "script", "command": command, "stop_grace_s": 5.0}
         return Launch(**(given | fields))
 
     def start(self, command: str, **fields: Any) -> AttemptDir:

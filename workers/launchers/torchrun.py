@@ -54,15 +54,15 @@ def ranks(launch: Launch) -> range:
 
 
 def rendezvous(launch: Launch) -> list[str]:
-    here = [f"--nproc-per-node={len(ranks(launch))}", f"--nnodes={launch.node_count}", "--rdzv-backend=c10d",
-            f"--rdzv-id={launch.attempt}"]
+    here = [f"--nproc-per-node={len(ranks(launch))}", f"--nnodes={launch.node_count}", f"--rdzv-id={launch.attempt}"]
     if launch.node_count == 1:
         # Port 0: the system gives a free one, so two jobs on one machine never meet.
-        return [*here, "--rdzv-endpoint=localhost:0", "--local-addr=localhost"]
+        return [*here, "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--local-addr=localhost"]
     if launch.master_port is None:
         raise base.LaunchError("a job on several nodes needs a port of its first node to meet at; none was given")
-    first = launch.node_rank == 0
-    return [*here, f"--rdzv-endpoint={launch.master_address}:{launch.master_port}", f"--rdzv-conf=is_host={int(first)}"]
+    # A dynamic rendezvous would deal out the ranks as nodes arrive; here each node has the ranks of its order.
+    return [*here, "--rdzv-backend=static", f"--node-rank={launch.node_rank}",
+            f"--master-addr={launch.master_address}", f"--master-port={launch.master_port}"]
 
 
 def rank_words(launch: Launch, cwd: str, env: dict[str, str]) -> list[str]:
