@@ -31,8 +31,15 @@ class News:
 
     values: dict[str, Any] = field(default_factory=dict)  # GPU uuid -> newest live values
     values_at: float | None = None
-    notices: list[tuple[str, dict[str, Any]]] = field(default_factory=list)  # (kind, data), each subject once
+    notices: list["Notice"] = field(default_factory=list)  # each subject once, its newest data
     missed: bool = False
+
+
+@dataclass
+class Notice:
+    channel: str
+    kind: str
+    data: dict[str, Any]
 
 
 class Mailbox:
@@ -41,16 +48,16 @@ class Mailbox:
         self._filled = asyncio.Event()
         self._values: dict[str, Any] = {}
         self._values_at: float | None = None
-        self._notices: dict[tuple[str, str], dict[str, Any]] = {}
+        self._notices: dict[tuple[str, str, str], dict[str, Any]] = {}
         self._missed = False
 
-    def put(self, message: dict[str, Any]) -> None:
+    def put(self, channel: str, message: dict[str, Any]) -> None:
         kind = str(message.pop("kind", ""))
         if kind == "gpus":
             self._values.update(message.get("values", {}))
             self._values_at = message.get("at")
         elif len(self._notices) < NEWS_MOST:
-            key = (kind, str(message.get("id") or message.get("name") or message.get("uuid") or ""))
+            key = (channel, kind, str(message.get("id") or message.get("name") or message.get("uuid") or ""))
             self._notices.setdefault(key, {}).update(message)
         else:
             self._missed = True
@@ -64,7 +71,7 @@ class Mailbox:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._filled.wait(), max(0.0, timeout_s))
         self._filled.clear()
-        notices = [(kind, data) for (kind, _), data in self._notices.items()]
+        notices = [Notice(channel, kind, data) for (channel, kind, _), data in self._notices.items()]
         news = News(self._values, self._values_at, notices, self._missed)
         self._values, self._values_at, self._notices, self._missed = {}, None, {}, False
         return news
@@ -133,7 +140,7 @@ class Hub:
             channel = message["channel"].decode()
             boxes = [box for box in self._boxes if channel in box.channels]
             for box in boxes:
-                box.put(json.loads(message["data"]))
+                box.put(channel, json.loads(message["data"]))
 
 
 HUBS: WeakKeyDictionary[asyncio.AbstractEventLoop, Hub] = WeakKeyDictionary()

@@ -27,7 +27,7 @@ from portal.models import Allocation, Event, Gpu, Job, LogStream, User
 from portal.services import access, live, logs
 from portal.services.errors import Problem
 from portal.services.gauges import LIVE_FIELDS, live_values
-from portal.services.hub import Mailbox, News, hub
+from portal.services.hub import Mailbox, News, Notice, hub
 from portal.services.sse import ServerEvent
 from portal.services.sse import sse_response as sse_response
 
@@ -152,7 +152,7 @@ async def job_events(user_id: int, job_id: int) -> AsyncIterator[ServerEvent]:
             if values := {uuid: news.values[uuid] for uuid in seen.uuids & news.values.keys()}:
                 yield metrics_event(values, news.values_at)
                 watch.spoke()
-            if watch.look_due or told(news, with_logs=seen.ended):
+            if watch.look_due or told(job_id, news, with_logs=seen.ended):
                 watch.looked()
                 before, seen = seen, await look(job_look, job_id)
                 if before.fingerprint != seen.fingerprint:
@@ -177,7 +177,7 @@ async def cluster(user_id: int) -> AsyncIterator[ServerEvent]:
             if not await watch.allowed():
                 yield REVOKED
                 return
-            for kind in dict.fromkeys(kind for kind, _ in news.notices):
+            for kind in dict.fromkeys(notice.kind for notice in news.notices):
                 yield ServerEvent(None, kind)
             if news.missed:
                 yield CHANGED
@@ -216,18 +216,22 @@ def metrics_event(values: dict[str, Any], at: float | None) -> ServerEvent:
 def job_notices(job_id: int, news: News) -> list[ServerEvent]:
     """Of this job alone: the cluster's channel tells of others too."""
     events = []
-    for kind, data in news.notices:
-        if kind == "log":
-            streams = data.get("streams", {})
-            events += [ServerEvent(None, "log", json.dumps({"stream": n, "size": size})) for n, size in streams.items()]
-        elif kind in {"attempt", "share"} or (kind in {"job", "hold"} and data.get("id") == job_id):
-            events.append(ServerEvent(None, kind, json.dumps(data)))
+    for notice in own_notices(job_id, news):
+        if notice.kind == "log":
+            sizes = notice.data.get("streams", {}).items()
+            events += [ServerEvent(None, "log", json.dumps({"stream": name, "size": size})) for name, size in sizes]
+        else:
+            events.append(ServerEvent(None, notice.kind, json.dumps(notice.data)))
     return events
 
 
-def told(news: News, *, with_logs: bool) -> bool:
+def own_notices(job_id: int, news: News) -> list[Notice]:
+    return [notice for notice in news.notices if notice.channel == live.job_channel(job_id)]
+
+
+def told(job_id: int, news: News, *, with_logs: bool) -> bool:
     """Is there news of which only the database knows the whole?"""
-    return news.missed or any(with_logs or kind != "log" for kind, _ in news.notices)
+    return news.missed or any(with_logs or notice.kind != "log" for notice in own_notices(job_id, news))
 
 
 def resume_offset(last_event_id: str | None, offset: int) -> int:
