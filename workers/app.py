@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from celery import Celery
+from celery.exceptions import CPendingDeprecationWarning
 
 from wire import names
 from workers import steps, tasks
@@ -41,7 +42,8 @@ def create(settings: Settings) -> Celery:
         broker_connection_retry_on_startup=True, broker_connection_max_retries=None, broker_channel_error_retry=True,
         task_serializer="json", accept_content=["json"], result_backend=None, task_ignore_result=True,
         task_acks_late=False, task_reject_on_worker_lost=False,
-        worker_prefetch_multiplier=1, worker_disable_prefetch=True,
+        # Fetching only with an idle thread would leave the queue unread for up to a second after every hint.
+        worker_prefetch_multiplier=1, worker_disable_prefetch=False,
         worker_enable_remote_control=False, worker_send_task_events=False, task_send_sent_event=False,
         task_soft_time_limit=10, task_time_limit=20, worker_hijack_root_logger=False, worker_redirect_stdouts=False,
         task_default_queue=names.hint_queue(settings.node),
@@ -90,6 +92,7 @@ def main() -> int:
     logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(threadName)s: %(message)s")
     for name in ("celery.worker.strategy", "celery.app.trace"):  # two lines for every hint
         logging.getLogger(name).setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", category=CPendingDeprecationWarning)
     # A node that starts jobs for several accounts runs as root; what it takes from the broker is JSON and signed.
     warnings.filterwarnings("ignore", message="You're running the worker with superuser privileges")
     with lock:

@@ -13,6 +13,7 @@ STOP_WAIT_S = 0.5
 MAX_PAUSE_S = 2.0
 """After failures; the level sync must find its way back within seconds."""
 
+WARN_INTERVAL_S = 60.0
 RESTART_INTERVAL_S = 300.0
 EXIT_RESTART = 75
 
@@ -28,6 +29,7 @@ class Loop:
         self._wake = threading.Event()
         self._stopping = False
         self._failures = 0
+        self._warned_at = float("-inf")
         self._turn_began_at: float | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -62,16 +64,19 @@ class Loop:
         try:
             pause_s = self._body()
         except BrokerDown as error:
-            if not self._failures:
-                logger.warning("%s: %s; it goes on as soon as the broker is back", self.name, error)
+            self._warn_of_broker(error)
             return self._failed()
         except Exception:
             logger.exception("%s failed; it is tried again", self.name)
             return self._failed()
-        if self._failures:
-            logger.info("%s works again", self.name)
-            self._failures = 0
+        self._failures = 0
         return pause_s
+
+    def _warn_of_broker(self, error: BrokerDown) -> None:
+        now = time.monotonic()
+        if now - self._warned_at > WARN_INTERVAL_S:
+            self._warned_at = now
+            logger.warning("%s: %s; it goes on as soon as the broker is back", self.name, error)
 
     def _failed(self) -> float:
         self._failures += 1

@@ -52,7 +52,7 @@ class Settings:
 
     @classmethod
     def load(cls, env: Mapping[str, str] | None = None) -> "Settings":
-        """From the file that GPUYARD_NODE_CONFIG names; GPUYARD_NODE_<FIELD> overrides a field. Raises SettingsError."""
+        """From the file GPUYARD_NODE_CONFIG names; GPUYARD_NODE_<FIELD> overrides one field. Raises SettingsError."""
         env = os.environ if env is None else env
         values = Values(env, config_path(env))
         state_dir = Path(values.text("state_dir"))

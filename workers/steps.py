@@ -1,7 +1,7 @@
 """Celery bootsteps of a node: started in this order before the consumer, which may wait for the broker for ever, and
 stopped in reverse. A run outlives all of them."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from celery import Celery, bootsteps
 
@@ -11,7 +11,7 @@ from workers.agent import Agent
 class NodeStep(bootsteps.StartStopStep):
     """`create` returns what has `start` and `stop`."""
 
-    requires = {"celery.worker.components:Pool"}
+    requires: ClassVar[set[object]] = {"celery.worker.components:Pool"}
 
     def agent(self, worker: Any) -> Agent:
         agent: Agent = worker.app.agent
@@ -24,56 +24,56 @@ class Recovery(NodeStep):
 
 
 class GpuReader(NodeStep):
-    requires = {Recovery}
+    requires: ClassVar[set[object]] = {Recovery}
 
     def create(self, worker: Any) -> Any:
         return self.agent(worker).reader
 
 
 class DesiredStateSync(NodeStep):
-    requires = {Recovery}
+    requires: ClassVar[set[object]] = {Recovery}
 
     def create(self, worker: Any) -> Any:
         return self.agent(worker).sync_loop
 
 
 class AttemptWatch(NodeStep):
-    requires = {Recovery}
+    requires: ClassVar[set[object]] = {Recovery}
 
     def create(self, worker: Any) -> Any:
         return self.agent(worker).watch_loop
 
 
 class EventSender(NodeStep):
-    requires = {Recovery}
+    requires: ClassVar[set[object]] = {Recovery}
 
     def create(self, worker: Any) -> Any:
         return self.agent(worker).event_loop
 
 
 class LogShipping(NodeStep):
-    requires = {Recovery}
+    requires: ClassVar[set[object]] = {Recovery}
 
     def create(self, worker: Any) -> Any:
         return self.agent(worker).log_loop
 
 
 class TelemetrySender(NodeStep):
-    requires = {GpuReader}
+    requires: ClassVar[set[object]] = {GpuReader}
 
     def create(self, worker: Any) -> Any:
         return self.agent(worker).telemetry_loop
 
 
 class InventoryReport(NodeStep):
-    requires = {GpuReader}
+    requires: ClassVar[set[object]] = {GpuReader}
 
     def create(self, worker: Any) -> Any:
         return self.agent(worker).inventory_loop
 
 
 class HeartbeatSender(NodeStep):
-    requires = {DesiredStateSync, AttemptWatch}
+    requires: ClassVar[set[object]] = {DesiredStateSync, AttemptWatch}
 
     def create(self, worker: Any) -> Any:
         return self.agent(worker).heartbeat_loop

@@ -42,14 +42,16 @@ class Rejections:
         self._waiting: list[Rejected] = []
         self._lock = threading.Lock()
 
-    def note(self, refused: Refused) -> None:
+    def note(self, refused: Refused) -> bool:
+        """-> whether it will be reported."""
         with self._lock:
             now = self._clock()
             if now - self._reported_at.get(refused.code, float("-inf")) < REJECTION_INTERVAL_S:
-                return
+                return False
             self._reported_at[refused.code] = now
             self._waiting.append(Rejected(at=time.time(), code=refused.code, message=refused.message))
         logger.warning("refused an order (%s): %s", refused.code, refused.message)
+        return True
 
     def send(self, publisher: Publisher) -> None:
         """Raises BrokerDown; they are kept."""
@@ -75,7 +77,8 @@ class Doorbell:
         try:
             self._check(sealed)
         except Refused as refused:
-            self._rejections.note(refused)
+            if self._rejections.note(refused):
+                self._look()  # reports it, too
         else:
             self._look()
 

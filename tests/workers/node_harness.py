@@ -254,7 +254,7 @@ class NodeProcess:
     def __init__(self, home: Path, portal: MiniPortal, broker_url: str, **env: str) -> None:
         self.state_dir = home / "state"
         self.log_path = home / "worker.log"
-        self._env = env
+        self.env = env
         self.public_key = join.make_key(self.state_dir)
         self.config = join.store(self.state_dir, portal.node, {
             "node": portal.node, "portal_public_key": portal.public_key.hex(), "broker_url": broker_url,
@@ -263,7 +263,7 @@ class NodeProcess:
 
     def start(self) -> subprocess.Popen[bytes]:
         env = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), "PYTHONPATH": str(ROOT),
-               "GPUYARD_NODE_CONFIG": str(self.config), "GPUYARD_NODE_HEARTBEAT_INTERVAL_S": "1", **self._env}
+               "GPUYARD_NODE_CONFIG": str(self.config), "GPUYARD_NODE_HEARTBEAT_INTERVAL_S": "1", **self.env}
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen([sys.executable, "-m", "workers.app"], env=env, stdout=log, stderr=log,
                                             cwd=self.state_dir)
@@ -314,8 +314,9 @@ def node_url(broker_url: str, portal: MiniPortal) -> str:
     node = portal.node
     queue = names.hint_queue(node)
     portal.client.execute_command(
-        "ACL", "SETUSER", node, "reset", "on", ">secret", "-@all", f"~{queue}*", f"~_kombu.binding.{queue}",
+        "ACL", "SETUSER", node, "reset", "on", ">passw0rd-of-the-node", "-@all", f"~{queue}*",
+        f"~_kombu.binding.{queue}",
         f"~_kombu.binding_permanent.{queue}", f"%W~{names.upstream_key(node)}", f"%R~{names.desired_key(node)}",
         *NODE_RIGHTS)
     host = broker_url.rpartition("@")[2].removeprefix("redis://")
-    return f"redis://{node}:secret@{host}"
+    return f"redis://{node}:passw0rd-of-the-node@{host}"
