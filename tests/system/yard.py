@@ -69,25 +69,26 @@ class Yard:
 
     def log(self, number: int, rank: int | str = 0, timeout_s: float = 20.0) -> bytes:
         """The whole log, once the portal says that it is whole."""
-        self.wait(f"the log of job {number} is whole", lambda: self.bob.logs(number, rank, 0, 1).complete or
-                  self.bob.logs(number, rank, 1 << 40, 1).complete, timeout_s)
-        data, offset = b"", 0
-        while True:
-            piece = self.bob.logs(number, rank, offset)
-            data, offset = data + piece.data, piece.next_offset
-            if not piece.data:
-                return data
+        data = bytearray()
+
+        def whole() -> bool:
+            piece = self.bob.logs(number, rank, len(data))
+            data.extend(piece.data)
+            return piece.complete and piece.next_offset == len(data)
+
+        self.wait(f"the log of job {number} is whole", whole, timeout_s)
+        return bytes(data)
 
     def processes(self, number: int) -> list[psutil.Process]:
         """Every live process of this job on this machine, by its environment."""
-        mark = f"GPUYARD_JOB_ID={number}"
+        marks = {f"GPUYARD_ATTEMPT_ID={attempt['id']}".encode() for attempt in self.job(number)["attempts"]}
         found = []
         for process in psutil.process_iter():
             try:
                 words = Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
             except OSError:
                 continue
-            if mark.encode() in words and any(word.startswith(b"GPUYARD_ATTEMPT_ID=") for word in words):
+            if marks.intersection(words):
                 found.append(process)
         return [process for process in found if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
 
