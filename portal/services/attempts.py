@@ -111,7 +111,7 @@ def advance(share: Share, event: AttemptEvent, state: AttemptState) -> None:
         return
     transitions.move(share, state)
     if state in ATTEMPT_MOVES[AttemptState(attempt.state)]:
-        started = {"started_at": moment(event, attempt)} if state == AttemptState.RUNNING else {}
+        started: dict[str, Any] = {"started_at": moment(event, attempt)} if state == AttemptState.RUNNING else {}
         transitions.move(attempt, state, **started)
         if started and attempt.job.state == JobState.STARTING:
             transitions.move(attempt.job, JobState.RUNNING, **started)

@@ -36,7 +36,8 @@ def assert_all(client: redis.Redis) -> int:
     for node in nodes:
         assert_user(client, node)
     wanted = {user_of(node) for node in nodes}
-    strangers = [name for name in client.acl_users() if name.startswith("node.") and name not in wanted]
+    present = [name.decode() if isinstance(name, bytes) else str(name) for name in client.acl_users()]
+    strangers = [name for name in present if name.startswith("node.") and name not in wanted]
     if strangers:
         client.acl_deluser(*strangers)
     return len(nodes)

@@ -43,7 +43,8 @@ def failure(share: Share) -> str:
     code, number = (first["exit_code"], first["signal"]) if first else (share.exit_code, share.signal)
     said = (first or {}).get("message") or share.message
     verb = f"was killed by {signal_text(number)}" if number else f"exited with code {code}"
-    text = with_cause(who + verb if who else verb.removeprefix("was ").capitalize(), said)
+    alone = verb.removeprefix("was ")
+    text = with_cause(who + verb if who else alone[0].upper() + alone[1:], said)
     others = share.launch.get("world_size", 1) - 1
     if rank is not None and others > 0:
         text += f" The other {counted(others, 'rank')} stopped because of it."

@@ -127,7 +127,8 @@ def test_unknown_fields_are_refused_not_ignored(field: str) -> None:
 
 
 @pytest.mark.parametrize("fields", [
-    {"name": "a\x00b"}, {"env": {"A": "\x00"}}, {"env": {"A\x00": "b"}}, {"name": "\ud800"}, {"resources": {"gpu": ["\x00"]}},
+    {"name": "a\x00b"}, {"env": {"A": "\x00"}}, {"env": {"A\x00": "b"}}, {"name": "\ud800"},
+    {"resources": {"gpu": ["\x00"]}},
 ])  # fmt: skip
 def test_text_that_no_database_stores_is_refused(fields: dict[str, Any]) -> None:
     assert refusal(**fields).code == "invalid_string"

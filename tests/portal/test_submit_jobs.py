@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from portal.models import Event, IdempotencyKey, Job, JobState, Membership, Project
+from portal.models import Allocation, Event, IdempotencyKey, Job, JobState, Membership, Project
+from portal.scheduler.decisions import Placement, Start
 from portal.services import accounts, jobs, scheduling
 from portal.services.errors import Problem
-from tests.portal.conftest import Cast, make_node
+from tests.portal.conftest import Cast, gpu_uuid, make_node
 from tests.portal.orders import fresh, spec, submitted
 
 
@@ -122,8 +123,20 @@ def test_twenty_cycles_at_once_never_give_a_gpu_twice() -> None:
         results.append(scheduling.run_cycle())
     begun = [pk for result in results for pk in result.started]
     held = [row for job in made for row in job.attempts.values_list("allocations__gpu_id", flat=True)]
-    assert len(begun) == len(set(begun)) and len(held) == len(set(held)) == 8
+    assert len(begun) == len(set(begun)) and len(held) == len(set(held)) == 2 + 1 + 3 + 1
     assert all(job.attempts.count() <= 1 for job in made)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_decisions_of_cycles_that_saw_the_same_free_gpu_cannot_both_be_carried_out() -> None:
+    """As after a paused leader woke up: the lock is gone, the constraint holds."""
+    make_node(gpus=2)
+    bob = accounts.create_user("bob", "correct-horse-battery")
+    made = [submitted(bob) for _ in range(8)]
+    decisions = [Start(job.pk, (Placement("n1", (gpu_uuid("n1", number % 2),)),)) for number, job in enumerate(made)]
+    done = at_once(8, lambda number: scheduling.carry_out(decisions[number]))
+    assert done.count(True) == 2 == Allocation.objects.filter(released_at=None).count()
+    assert Job.objects.filter(state=JobState.STARTING).count() == 2 and Job.objects.waiting().count() == 6
 
 
 @pytest.mark.django_db(transaction=True)
