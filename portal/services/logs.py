@@ -232,6 +232,8 @@ class Reader:
         if self._attempt_id is None:
             attempts = Attempt.objects.filter(job_id=self._job_id).order_by("-number")
             self._attempt_id = attempts.values_list("pk", flat=True).first()
+            if self._attempt_id is None:
+                return None
         return LogStream.objects.filter(attempt_id=self._attempt_id, name=self._name).order_by("pk").first()
 
     def _never_comes(self) -> bool:

@@ -143,23 +143,19 @@ class ClusterView:
 def cluster(user: User) -> ClusterView:
     nodes = list(Node.objects.all())
     by_node = cells(user, nodes)
-    own = list(Job.objects.filter(owner=user, state__in=[JobState.WAITING, *ACTIVE]).order_by("id"))
-    running = [job for job in own if job.state != JobState.WAITING]
-    waiting = [job for job in own if job.state == JobState.WAITING]
+    own = Job.objects.filter(owner=user).order_by("id")
+    running, waiting = list(own.active()), own.waiting()  # of the latter there may be thousands
     everything = [cell for node in nodes for cell in by_node[node.pk]]
     return ClusterView(
         groups=groups(nodes, by_node),
         empty_nodes=[node for node in nodes if not by_node[node.pk]],
         running=[running_job(job, everything) for job in running[:JOBS_SHOWN]],
         running_total=len(running),
-        waiting=waiting[:JOBS_SHOWN],
-        waiting_total=len(waiting),
+        waiting=list(waiting[:JOBS_SHOWN]),
+        waiting_total=waiting.count(),
         last_failure=last_failure(Job.objects.filter(owner=user)),
         holdings=holdings(everything),
     )
-
-
-ACTIVE = (JobState.STARTING, JobState.RUNNING, JobState.STOPPING)
 
 
 def groups(nodes: Sequence[Node], by_node: dict[int, list[Cell]]) -> list[ModelGroup]:
