@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from wire.reports import GpuReading
 from workers.gpus.faults import FAULTS_VARIABLE, FaultFile, Faults
 from workers.gpus.procfs import stat
-from workers.gpus.reading import Listed, Read, Stuck, Unpacker, pack
+from workers.gpus.reading import Call, Listed, Patience, Read, Stuck, Unpacker, pack
 from workers.telemetry import ROOT, Limits, Reader
 
 PATIENCE_S = 20.0
-FAST = Limits(deadline_s=0.5, start_deadline_s=10.0, restart_delays_s=(0.05, 0.05, 60.0), retry_silent_s=600.0)
+FAST = Limits(deadline_s=1.0, start_deadline_s=20.0, restart_delays_s=(0.05, 0.05, 60.0), retry_silent_s=600.0)
 NODE = "reader-test"
 Make = Callable[..., Reader]
 
@@ -134,7 +134,7 @@ def test_a_hanging_gpu_is_left_out_and_the_others_are_read_on(make: Make, faults
 
 def test_a_gpu_that_recovers_is_asked_again(make: Make, faults: Callable[..., None]) -> None:
     faults(delays=[{"symbol": "nvmlDeviceGetPowerUsage", "gpu": 0, "seconds": 3600}])
-    reader = make(limits=Limits(deadline_s=0.5, restart_delays_s=(0.05,), retry_silent_s=0.5))
+    reader = make(limits=Limits(deadline_s=1.0, restart_delays_s=(0.05,), retry_silent_s=0.5))
     wait_for(lambda: reader.status == "hung")
     faults()
     wait_for(lambda: reader.status == "ok")
@@ -207,7 +207,20 @@ def test_a_driver_mismatch_is_a_problem_and_not_an_empty_machine(make: Make, fau
     assert reader.status == f"failed: {gpus.problem}"
 
 
-def test_it_dies_with_its_parent() -> None:
+def test_a_call_that_lasts_is_told_from_a_process_that_stood_still() -> None:
+    patience, call = Patience(), Call(7, deadline_s=3.0)
+    assert not patience.is_over(call, 100.0)
+    assert not patience.is_over(call, 500.0)  # the machine slept
+    looks = [500.0 + 0.1 * look for look in range(1, 40)]
+    over = [now for now in looks if patience.is_over(call, now)]
+    assert 502.5 < over[0] < 503.5
+    assert not patience.is_over(Call(8, deadline_s=3.0), looks[-1])
+    assert not patience.is_over(Call(8, deadline_s=None), looks[-1] + 99)
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_it_dies_with_its_parent(hangs: bool, faults: Callable[..., None]) -> None:
+    faults(delays=[{"symbol": "nvmlDeviceGetPowerUsage", "seconds": 3600}] if hangs else [])
     code = (
         "import os, sys\nfrom workers.telemetry import Reader\n"
         f"reader = Reader('simulated', 'HGX-H100-4', {NODE!r}, 0.1)\nreader.start()\nassert reader.inventory()\n"

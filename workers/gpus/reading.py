@@ -22,6 +22,7 @@ from workers.gpus import DriverUnavailable, GpuDriver, GpuList, load, procfs
 ATTEMPT_VARIABLE = "GPUYARD_ATTEMPT_ID"
 LIST_EVERY_S = 30.0
 AGAIN_AFTER_S = 30.0
+LOOK_EVERY_S = 0.1
 HEADER = struct.Struct("<I")
 
 
@@ -76,11 +77,36 @@ class Pace:
     start_deadline_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The newest call into the driver; `deadline_s` is None when it has returned."""
+
+    number: int
+    deadline_s: float | None
+
+
+class Patience:
+    """How long a call has lasted by looks at it: the time in which this whole process stood still does not count."""
+
+    def __init__(self) -> None:
+        self._number = -1
+        self._lasted_s = 0.0
+        self._looked_at = 0.0
+
+    def is_over(self, call: Call, now: float) -> bool:
+        if call.number != self._number:
+            self._number, self._lasted_s = call.number, 0.0
+        else:
+            self._lasted_s += min(now - self._looked_at, 2 * LOOK_EVERY_S)
+        self._looked_at = now
+        return call.deadline_s is not None and self._lasted_s > call.deadline_s
+
+
 class Reading:
     def __init__(self, driver: GpuDriver, pace: Pace, send: Callable[[Frame], None]) -> None:
         self._driver, self._pace, self._send = driver, pace, send
         self._silent: set[str] = set()
-        self._answer_due: float | None = None
+        self._call = Call(0, None)
 
     def run(self) -> None:
         """Reads for as long as the driver is there. When it is not, says so, and ends a while later.
@@ -95,9 +121,9 @@ class Reading:
             self._send(Listed(GpuList(problem=str(error)), unavailable=True))
             self._idle(AGAIN_AFTER_S)
 
-    def is_stuck(self) -> bool:
-        due = self._answer_due
-        return due is not None and time.monotonic() > due
+    @property
+    def call(self) -> Call:
+        return self._call
 
     def _read_on(self) -> None:
         """Returns never; raises DriverUnavailable."""
@@ -122,11 +148,11 @@ class Reading:
             time.sleep(self._pace.interval_s)
 
     def _within(self, seconds: float, call: Callable[[], T]) -> T:
-        self._answer_due = time.monotonic() + seconds
+        self._call = Call(self._call.number + 1, seconds)
         try:
             return call()
         finally:
-            self._answer_due = None
+            self._call = Call(self._call.number, None)
 
 
 def owned(reading: GpuReading) -> GpuReading:
@@ -145,12 +171,12 @@ def describe(process: GpuProcess) -> None:
 
 def watch(reading: Reading, driver: GpuDriver, send: Callable[[Frame], None]) -> None:
     """Ends this process with its parent, and tells the parent when the driver hangs."""
-    told = False
+    told, patience = False, Patience()
     while True:
-        readable, _, _ = select.select([0], [], [], 0.1)
+        readable, _, _ = select.select([0], [], [], LOOK_EVERY_S)
         if readable and not os.read(0, 4096):
             os._exit(0)
-        if reading.is_stuck() and not told:
+        if patience.is_over(reading.call, time.monotonic()) and not told:
             told = True
             send(Stuck(driver.at_work))
 
