@@ -73,6 +73,7 @@ def cells(user: User, nodes: Iterable[Node]) -> dict[int, list[Cell]]:
     found: dict[int, list[Cell]] = {node_id: [] for node_id in by_id}
     for gpu in Gpu.objects.present().filter(node_id__in=list(by_id)).order_by("node_id", "index"):
         node, holder = by_id[gpu.node_id], held.get(gpu.pk)
+        gpu.node = node  # whoever asks a cell's GPU for its machine need not ask the database
         found[node.pk].append(Cell(gpu, node, state_of(gpu, node, holder), holder, gpu.latest))
     return found
 

@@ -1,4 +1,4 @@
-"""How our own files are served: under names that hold their content's hash, so that a browser may keep them for ever."""
+"""How our own files are served: under names that hold their content's hash, so a browser may keep them for ever."""
 
 from whitenoise.storage import CompressedManifestStaticFilesStorage
 

@@ -1,8 +1,8 @@
 """For a supervisor or a load balancer: is the process alive, and could it serve a request right now?"""
 
+import logging
 from collections.abc import Callable
 
-import redis
 from django.db import connection
 from django.http import HttpRequest, JsonResponse
 from django.views.decorators.cache import never_cache
@@ -11,6 +11,7 @@ from django.views.decorators.http import require_safe
 from portal.services import broker, ingest
 
 INGEST_LAG_LIMIT_S = 15.0
+log = logging.getLogger(__name__)
 
 
 @never_cache
@@ -23,25 +24,19 @@ def healthz(request: HttpRequest) -> JsonResponse:  # noqa: ARG001
 @never_cache
 @require_safe
 def readyz(request: HttpRequest) -> JsonResponse:  # noqa: ARG001
-    database, broker = checked(ask_database), checked(ask_broker)
-    lag_s = ingest_lag_s() if broker["ok"] and database["ok"] else None
-    reading = {"ok": lag_s is not None and lag_s <= INGEST_LAG_LIMIT_S, "lag_s": lag_s}
-    if not reading["ok"]:
-        reading["problem"] = NO_INGEST if lag_s is None else f"Ingest is {lag_s:.0f} s behind. Is it running?"
-    ready = bool(database["ok"] and broker["ok"] and reading["ok"])
-    body = {"ready": ready, "database": database, "broker": broker, "ingest": reading}
-    return JsonResponse(body, status=200 if ready else 503)
+    state = {"database": checked("database", ask_database), "broker": checked("broker", ask_broker)}
+    up = all(part["ok"] for part in state.values())
+    state["ingest"] = ingest_state() if up else {"ok": False, "lag_s": None, "problem": "Not known: see above."}
+    ready = all(part["ok"] for part in state.values())
+    return JsonResponse({"ready": ready, **state}, status=200 if ready else 503)
 
 
-NO_INGEST = "Nothing is known of ingest. Start `manage.py ingest`."
-
-
-def checked(ask: Callable[[], None]) -> dict[str, object]:
+def checked(name: str, ask: Callable[[], None]) -> dict[str, object]:
     try:
         ask()
-    except Exception as error:  # whatever it is, the answer is «not ready», with its name
-        detail = (str(error).splitlines() or ["no detail"])[0]
-        return {"ok": False, "problem": f"{type(error).__name__}: {detail}"}
+    except Exception as error:  # whatever it is, the answer is «not ready»; the detail may hold addresses
+        log.warning("the %s does not answer: %s", name, error)
+        return {"ok": False, "problem": f"The {name} does not answer ({type(error).__name__}). The log has the detail."}
     return {"ok": True}
 
 
@@ -54,8 +49,10 @@ def ask_broker() -> None:
     broker.client().ping()
 
 
-def ingest_lag_s() -> float | None:
-    try:
-        return ingest.lag_s()
-    except (redis.RedisError, OSError):
-        return None
+def ingest_state() -> dict[str, object]:
+    lag_s = ingest.lag_s()
+    if lag_s is None:
+        return {"ok": False, "lag_s": None, "problem": "Nothing is known of ingest. Start `manage.py ingest`."}
+    if lag_s > INGEST_LAG_LIMIT_S:
+        return {"ok": False, "lag_s": lag_s, "problem": f"Ingest is {lag_s:.0f} s behind. Is it running?"}
+    return {"ok": True, "lag_s": lag_s}
