@@ -188,7 +188,7 @@ def running_job(job: Job, everything: Iterable[Cell]) -> RunningJob:
 
 def history(user: User) -> dict[int, list[float | None]]:
     """Mean use of my running jobs over the last half hour, in stretches of 30 s; None where nothing was read."""
-    active = Job.objects.filter(owner=user, state__in=ACTIVE).order_by("id")[:JOBS_SHOWN]
+    active = Job.objects.filter(owner=user).active().order_by("id")[:JOBS_SHOWN]
     held = Allocation.objects.filter(released_at=None, attempt__job__in=list(active)).select_related("attempt", "gpu")
     now = time.time()
     spans = {row.gpu.uuid: row for row in held}
