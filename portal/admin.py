@@ -60,7 +60,17 @@ class NodeAdmin(ModelAdmin):
 
     list_display = ("name", "state", "state_since", "schedulable", "driver", "last_heartbeat_at", "problem")
     list_filter = ("state", "schedulable")
-    fields = ("name", "state", "schedulable", "cordon_reason", "hostname", "driver", "cuda", "problem", "last_heartbeat_at")
+    fields = (
+        "name",
+        "state",
+        "schedulable",
+        "cordon_reason",
+        "hostname",
+        "driver",
+        "cuda",
+        "problem",
+        "last_heartbeat_at",
+    )
     readonly_fields = ("name", "state", "hostname", "driver", "cuda", "problem", "last_heartbeat_at")
 
     def has_add_permission(self, request: HttpRequest) -> bool:

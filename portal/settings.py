@@ -82,7 +82,7 @@ REDIS_URL = _env("REDIS_URL", "redis://127.0.0.1:6379/0")
 NODE_REDIS_URL = _env("GPUYARD_NODE_REDIS_URL", REDIS_URL)  # the address that nodes are told, without credentials
 PUBLIC_URL = _env("GPUYARD_PUBLIC_URL", "http://127.0.0.1:8000")
 
-# --- what is promised, in seconds ---------------------------------------------------------------------------------------
+# --- what is promised, in seconds -------------------------------------------------------------------------------------
 HEARTBEAT_EXPECTED_S = 5.0
 NODE_SUSPECT_AFTER_S = _number("GPUYARD_NODE_SUSPECT_AFTER_S", 15)
 NODE_UNREACHABLE_AFTER_S = _number("GPUYARD_NODE_UNREACHABLE_AFTER_S", 30)
@@ -91,14 +91,14 @@ CYCLE_S = _number("GPUYARD_CYCLE_S", 2)  # the scheduler also runs at once when 
 SAMPLE_RETENTION_DAYS = _number("GPUYARD_SAMPLE_RETENTION_DAYS", 14)
 BROKER_TIMEOUT_S = 2.0
 
-# --- limits on what people send ------------------------------------------------------------------------------------------
+# --- limits on what people send -------------------------------------------------------------------------------------
 MAX_BODY_BYTES = 1024 * 1024
 DATA_UPLOAD_MAX_MEMORY_SIZE = MAX_BODY_BYTES
 DATA_UPLOAD_MAX_NUMBER_FIELDS = 500
 MAX_PENDING_JOBS_PER_USER = int(_number("GPUYARD_MAX_PENDING_JOBS_PER_USER", 10_000))
 PAGE_LIMIT = 200
 
-# --- Django ---------------------------------------------------------------------------------------------------------------
+# --- Django ------------------------------------------------------------------------------------------------------
 DEBUG = False
 SECRET_KEY = _secret(STATE_DIR / "secret.key")
 ALLOWED_HOSTS = [host for host in _env("GPUYARD_ALLOWED_HOSTS", "127.0.0.1,localhost,[::1]").split(",") if host]

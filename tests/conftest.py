@@ -1,7 +1,7 @@
 """What every test may ask for: a real PostgreSQL, a real Valkey, people, nodes.
 
-Addresses are known before anything runs, since Django reads its settings when it is first imported; PostgreSQL starts when
-the first test needs it. DATABASE_URL and REDIS_URL use other servers.
+Addresses are known before anything runs, since Django reads its settings when it is first imported; PostgreSQL starts
+when the first test needs it. DATABASE_URL and REDIS_URL use other servers.
 """
 
 import atexit

@@ -9,13 +9,25 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("wire", "workers", "portal", "client", "allinone")
 EDGES = ("portal/api", "portal/web", "portal/tasks.py", "portal/management")
-ORM_WRITES = {"save", "create", "bulk_create", "bulk_update", "update_or_create", "get_or_create", "delete", "acreate", "asave"}
+ORM_WRITES = {
+    "save",
+    "create",
+    "bulk_create",
+    "bulk_update",
+    "update_or_create",
+    "get_or_create",
+    "delete",
+    "acreate",
+    "asave",
+}
 STATE_DOOR = "portal/services/transitions.py"
 MOST_LINES = 400
 
 
 def sources(*places: str) -> list[Path]:
-    found = [path for place in places for path in ([ROOT / place] if place.endswith(".py") else (ROOT / place).rglob("*.py"))]
+    found = [
+        path for place in places for path in ([ROOT / place] if place.endswith(".py") else (ROOT / place).rglob("*.py"))
+    ]
     return [path for path in found if "migrations" not in path.parts]
 
 
@@ -34,9 +46,10 @@ def test_no_file_is_longer_than_one_can_read(path: Path) -> None:
 
 @pytest.mark.parametrize("path", sources(*EDGES), ids=name)
 def test_edges_do_not_write_rows(path: Path) -> None:
-    """Pages, routes, tasks and commands call a service; `objects.create`, `.save()` and the like stand in services alone."""
+    """Pages, routes, tasks and commands call a service; `objects.create`, `.save()` and their like stand there alone."""
     writes = [
-        f"line {call.lineno}: .{call.func.attr}()" for call in calls(path)
+        f"line {call.lineno}: .{call.func.attr}()"
+        for call in calls(path)
         if isinstance(call.func, ast.Attribute) and call.func.attr in ORM_WRITES and not _on_session(call.func)
     ]
     assert writes == []
@@ -48,13 +61,16 @@ def test_states_change_through_one_door(path: Path) -> None:
         return
     assigned = [
         f"line {target.lineno}: {ast.unparse(target)}"
-        for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Assign | ast.AugAssign)
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Assign | ast.AugAssign)
         for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
         if isinstance(target, ast.Attribute) and target.attr == "state" and not _on_self(target)
     ]
     updated = [
-        f"line {call.lineno}: update(state=…)" for call in calls(path)
-        if isinstance(call.func, ast.Attribute) and call.func.attr == "update"
+        f"line {call.lineno}: update(state=…)"
+        for call in calls(path)
+        if isinstance(call.func, ast.Attribute)
+        and call.func.attr == "update"
         and any(keyword.arg == "state" for keyword in call.keywords)
     ]
     assert assigned + updated == []
@@ -67,7 +83,12 @@ def test_portal_package_stays_empty() -> None:
 
 def test_nothing_is_pickled() -> None:
     for path in sources(*PACKAGES):
-        imported = {alias.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Import) for alias in node.names}
+        imported = {
+            alias.name
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Import)
+            for alias in node.names
+        }
         assert not imported & {"pickle", "marshal", "shelve"}, name(path)
 
 

@@ -14,7 +14,7 @@ class GpuSlot(msgspec.Struct, frozen=True):
 
 
 class Launch(msgspec.Struct, kw_only=True):
-    """One node's share of one attempt. Ranks on this node are `first_rank … first_rank + len(gpus) - 1` (at least one)."""
+    """One node's share of one attempt. Its ranks are `first_rank … first_rank + len(gpus) - 1`, at least one."""
 
     attempt: str  # UUID, also the name of the spool directory
     job: int

@@ -141,7 +141,7 @@ class Rejected(msgspec.Struct, kw_only=True, tag="rejected"):
     """An order that the node refused, so that nobody waits for it in silence."""
 
     at: float
-    code: str  # bad_signature, wrong_audience, expired, clock_skew, stale_serial, replayed, unsupported_version, malformed
+    code: str  # one of signing.Refused's, stale_serial, or replayed
     message: str
 
 

@@ -40,7 +40,10 @@ class Envelope(msgspec.Struct, array_like=True):
 
 
 class Refused(Exception):
-    """An envelope that may not be acted upon. `code` is one of the codes of reports.Rejected."""
+    """An envelope that may not be acted upon.
+
+    `code`: bad_signature, wrong_audience, wrong_action, expired, clock_skew, unsupported_version or malformed.
+    """
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -66,7 +69,13 @@ class Signer:
 
     def seal(self, body: Any, *, audience: str, action: Action, epoch: int) -> bytes:
         envelope = Envelope(
-            PROTOCOL, self._sender, audience, action, epoch, secrets.token_urlsafe(12), self._clock(),
+            PROTOCOL,
+            self._sender,
+            audience,
+            action,
+            epoch,
+            secrets.token_urlsafe(12),
+            self._clock(),
             msgspec.msgpack.encode(body),
         )
         raw = msgspec.msgpack.encode(envelope)
@@ -76,8 +85,16 @@ class Signer:
 class Opener:
     """Opens what one sender addressed to one audience. `lifetime_s=None` for reports, which may wait in a spool."""
 
-    def __init__(self, public_key: bytes, *, sender: str, audience: str, action: Action,
-                 lifetime_s: float | None = LIFETIME_S, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        public_key: bytes,
+        *,
+        sender: str,
+        audience: str,
+        action: Action,
+        lifetime_s: float | None = LIFETIME_S,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self._key = Ed25519PublicKey.from_public_bytes(public_key)
         self._sender, self._audience, self._action = sender, audience, action
         self._lifetime_s, self._clock = lifetime_s, clock
@@ -86,8 +103,11 @@ class Opener:
         """-> the envelope, its body still encoded. Raises Refused."""
         envelope = self._verified(sealed)
         if envelope.audience != self._audience or envelope.sender != self._sender:
-            raise Refused("wrong_audience", f"from {envelope.sender!r} to {envelope.audience!r}, "
-                          f"expected from {self._sender!r} to {self._audience!r}")
+            raise Refused(
+                "wrong_audience",
+                f"from {envelope.sender!r} to {envelope.audience!r}, "
+                f"expected from {self._sender!r} to {self._audience!r}",
+            )
         if envelope.action != self._action:
             raise Refused("wrong_action", f"{envelope.action!r} where {self._action.value!r} was expected")
         self._check_time(envelope.issued_at)

@@ -36,7 +36,7 @@ class Credentials(AuthBase):
             return None
         if request.method not in READS and check_csrf(request) is not None:
             raise Problem(403, "csrf_failed", "The page's CSRF token is missing or old. Load the page again.")
-        return cast(User, request.user)
+        return request.user
 
 
 def user_of(request: HttpRequest) -> User:

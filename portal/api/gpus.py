@@ -57,18 +57,27 @@ class GpuList(Schema):
 
 
 @router.get("", response=GpuList, url_name="gpu_list", summary="All GPUs")
-def list_gpus(request: HttpRequest, node: str | None = None, model: str | None = None, free: bool | None = None) -> GpuList:
+def list_gpus(
+    request: HttpRequest, node: str | None = None, model: str | None = None, free: bool | None = None
+) -> GpuList:
     allow_only(request, "node", "model", "free")
     rows = gpu_rows(user_of(request))
-    return GpuList(gpus=[
-        row for row in rows
-        if (node is None or row.node == node) and (model is None or row.model == model) and (free is None or row.free == free)
-    ])
+    return GpuList(
+        gpus=[
+            row
+            for row in rows
+            if (node is None or row.node == node)
+            and (model is None or row.model == model)
+            and (free is None or row.free == free)
+        ]
+    )
 
 
 def gpu_rows(user: User, node: Node | None = None) -> list[GpuOut]:
     active = Allocation.objects.filter(released_at=None).select_related("attempt__job__owner")
-    gpus = Gpu.objects.present().select_related("node").prefetch_related(Prefetch("allocations", active, to_attr="active"))
+    gpus = (
+        Gpu.objects.present().select_related("node").prefetch_related(Prefetch("allocations", active, to_attr="active"))
+    )
     if node is not None:
         gpus = gpus.filter(node=node)
     rows = list(gpus)
@@ -81,10 +90,21 @@ def _row(gpu: Any, visible: set[int]) -> GpuOut:
     holder = _holder(gpu.active[0].attempt.job, visible) if gpu.active else None
     usable = gpu.node.schedulable and gpu.node.state == "ready" and gpu.state == "ok"
     return GpuOut(
-        uuid=gpu.uuid, node=gpu.node.name, index=gpu.index, vendor=gpu.vendor, model=gpu.model, name=gpu.name,
-        pci_bus_id=gpu.pci_bus_id or None, memory_total_bytes=gpu.memory_total_bytes, power_limit_mw=gpu.power_limit_mw,
-        mig_profile=gpu.mig_profile or None, parent_uuid=gpu.parent_uuid or None, state=gpu.state,
-        state_reason=gpu.state_reason or None, free=usable and holder is None, holder=holder,
+        uuid=gpu.uuid,
+        node=gpu.node.name,
+        index=gpu.index,
+        vendor=gpu.vendor,
+        model=gpu.model,
+        name=gpu.name,
+        pci_bus_id=gpu.pci_bus_id or None,
+        memory_total_bytes=gpu.memory_total_bytes,
+        power_limit_mw=gpu.power_limit_mw,
+        mig_profile=gpu.mig_profile or None,
+        parent_uuid=gpu.parent_uuid or None,
+        state=gpu.state,
+        state_reason=gpu.state_reason or None,
+        free=usable and holder is None,
+        holder=holder,
         latest=Reading(**{name: value for name, value in gpu.latest.items() if name in Reading.model_fields}),
     )
 

@@ -36,7 +36,7 @@ def read(request: HttpRequest, job_id: int, rank: Rank = 0, offset: int = 0, lim
 
 @router.get("/{int:job_id}/logs/stream", url_name="job_log_stream", summary="Follow one rank's log (SSE)")
 async def stream(request: HttpRequest, job_id: int, rank: Rank = 0, offset: int = 0) -> HttpResponseBase:
-    """Server-sent events: id = byte offset after the piece, data = {"offset", "data" (base64)}; `complete` at the end."""
+    """Events: id = byte offset after the piece, data = {"offset", "data" (base64)}; `complete` once it is whole."""
     allow_only(request, "rank", "offset")
     _check("offset", offset, least=0)
     start = streaming.resume_offset(request.headers.get("Last-Event-ID"), offset)

@@ -23,6 +23,9 @@ def me(request: HttpRequest) -> MeOut:
     projects = list(Project.objects.visible_to(user))
     personal = next((project.name for project in projects if project.personal_owner_id == user.pk), None)
     return MeOut(
-        username=user.username, email=user.email, admin=user.is_superuser,
-        projects=[project.name for project in projects], default_project=personal,
+        username=user.username,
+        email=user.email,
+        admin=user.is_superuser,
+        projects=[project.name for project in projects],
+        default_project=personal,
     )

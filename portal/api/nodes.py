@@ -1,6 +1,7 @@
 """Machines, as they reported themselves."""
 
 from datetime import datetime
+from typing import Any
 
 from django.db.models import Count, Q
 from django.http import HttpRequest
@@ -49,8 +50,11 @@ class NodeList(Schema):
 @router.get("", response=NodeList, url_name="node_list", summary="All nodes")
 def list_nodes(request: HttpRequest) -> NodeList:
     allow_only(request)
-    held = Count("gpus", filter=Q(gpus__present=True, gpus__allocations__released_at=None,
-                                  gpus__allocations__isnull=False), distinct=True)
+    held = Count(
+        "gpus",
+        filter=Q(gpus__present=True, gpus__allocations__released_at=None, gpus__allocations__isnull=False),
+        distinct=True,
+    )
     nodes = Node.objects.prefetch_related("gpus").annotate(held=held)
     return NodeList(nodes=[NodeOut(**_summary(node, node.held)) for node in nodes])
 
@@ -63,20 +67,33 @@ def get_node(request: HttpRequest, name: str) -> NodeDetail:
     rows = gpu_rows(user, node=node)
     held = sum(1 for row in rows if row.holder is not None)
     return NodeDetail(
-        **_summary(node, held), hostname=node.hostname or None, agent_version=node.agent_version or None,
-        driver=node.driver or None, cuda=node.cuda or None, cpu_count=node.cpu_count,
-        memory_total_bytes=node.memory_total_bytes, nvswitch=node.nvswitch, boot_id=node.boot_id or None,
-        links=node.links, gpus=rows,
+        **_summary(node, held),
+        hostname=node.hostname or None,
+        agent_version=node.agent_version or None,
+        driver=node.driver or None,
+        cuda=node.cuda or None,
+        cpu_count=node.cpu_count,
+        memory_total_bytes=node.memory_total_bytes,
+        nvswitch=node.nvswitch,
+        boot_id=node.boot_id or None,
+        links=node.links,
+        gpus=rows,
     )
 
 
-def _summary(node: Node, held: int) -> dict[str, object]:
+def _summary(node: Node, held: int) -> dict[str, Any]:
     gpus = [gpu for gpu in node.gpus.all() if gpu.present]
     healthy = sum(1 for gpu in gpus if gpu.state == "ok")
     return {
-        "name": node.name, "state": node.state, "state_since": node.state_since, "schedulable": node.schedulable,
-        "cordon_reason": node.cordon_reason or None, "gpus_total": len(gpus),
+        "name": node.name,
+        "state": node.state,
+        "state_since": node.state_since,
+        "schedulable": node.schedulable,
+        "cordon_reason": node.cordon_reason or None,
+        "gpus_total": len(gpus),
         "gpus_free": max(0, healthy - held) if node.schedulable and node.state == "ready" else 0,
-        "models": sorted({gpu.model for gpu in gpus}), "problem": node.problem or None, "simulated": node.simulated,
+        "models": sorted({gpu.model for gpu in gpus}),
+        "problem": node.problem or None,
+        "simulated": node.simulated,
         "last_heartbeat_at": node.last_heartbeat_at,
     }

@@ -1,6 +1,7 @@
 """Every refusal of the API in one shape: RFC 9457 problem+json, with a code, a sentence and the fields."""
 
 import logging
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
@@ -18,16 +19,8 @@ log = logging.getLogger(__name__)
 
 def install(api: NinjaAPI) -> None:
     """Make every exception that a route can raise answer as a problem."""
-    api.add_exception_handler(Problem, respond)
-    api.add_exception_handler(ValidationError, _invalid_parameters)
-    api.add_exception_handler(AuthenticationError, _not_authenticated)
-    api.add_exception_handler(HttpError, _http_error)
-    api.add_exception_handler(Http404, _not_found)
-    api.add_exception_handler(RequestDataTooBig, _too_large)
-    api.add_exception_handler(SuspiciousOperation, _suspicious)
-    for unavailable in (OperationalError, InterfaceError, PoolTimeout):
-        api.add_exception_handler(unavailable, _database_unavailable)
-    api.add_exception_handler(Exception, _unexpected)
+    for kind, answer in ANSWERS.items():
+        api.add_exception_handler(kind, answer)
 
 
 def respond(request: HttpRequest, problem: Problem) -> HttpResponse:
@@ -48,7 +41,9 @@ def respond(request: HttpRequest, problem: Problem) -> HttpResponse:
 
 def unknown_address(request: HttpRequest) -> HttpResponse:
     """For every address below /api/ that no route has: a program gets a problem, not a page."""
-    return respond(request, Problem(404, "not_found", "There is nothing at this address. The API is described at /api/v1/docs."))
+    return respond(
+        request, Problem(404, "not_found", "There is nothing at this address. The API is described at /api/v1/docs.")
+    )
 
 
 def _invalid_parameters(request: HttpRequest, error: ValidationError) -> HttpResponse:
@@ -61,7 +56,9 @@ def _invalid_parameters(request: HttpRequest, error: ValidationError) -> HttpRes
 
 def _not_authenticated(request: HttpRequest, error: AuthenticationError) -> HttpResponse:
     if request.headers.get("Authorization"):
-        problem = Problem(401, "invalid_token", "This token is unknown, expired or revoked. `gpuyard login` takes a new one.")
+        problem = Problem(
+            401, "invalid_token", "This token is unknown, expired or revoked. `gpuyard login` takes a new one."
+        )
     else:
         problem = Problem(401, "not_authenticated", "Send a token: Authorization: Bearer gy_…; make one under Tokens.")
     problem.headers["WWW-Authenticate"] = 'Bearer realm="gpuyard"'
@@ -78,7 +75,9 @@ def _not_found(request: HttpRequest, error: Http404) -> HttpResponse:
 
 
 def _too_large(request: HttpRequest, error: RequestDataTooBig) -> HttpResponse:
-    return respond(request, Problem(413, "body_too_large", "The body is larger than the 1 MiB that a request may have."))
+    return respond(
+        request, Problem(413, "body_too_large", "The body is larger than the 1 MiB that a request may have.")
+    )
 
 
 def _suspicious(request: HttpRequest, error: SuspiciousOperation) -> HttpResponse:
@@ -87,10 +86,27 @@ def _suspicious(request: HttpRequest, error: SuspiciousOperation) -> HttpRespons
 
 def _database_unavailable(request: HttpRequest, error: Exception) -> HttpResponse:
     log.warning("database unavailable: %s", error)
-    detail = "The portal cannot reach its database. Nothing was changed; running jobs go on. Try again in a few seconds."
+    detail = (
+        "The portal cannot reach its database. Nothing was changed; running jobs go on. Try again in a few seconds."
+    )
     return respond(request, Problem(503, "database_unavailable", detail, headers={"Retry-After": "5"}))
 
 
 def _unexpected(request: HttpRequest, error: Exception) -> HttpResponse:
     log.exception("unexpected error in %s %s", request.method, request.path)
     return respond(request, Problem(500, "internal_error", "The portal failed here; the request id is in its log."))
+
+
+ANSWERS: dict[type[Exception], Callable[[HttpRequest, Any], HttpResponse]] = {
+    Problem: respond,
+    ValidationError: _invalid_parameters,
+    AuthenticationError: _not_authenticated,
+    HttpError: _http_error,
+    Http404: _not_found,
+    RequestDataTooBig: _too_large,
+    SuspiciousOperation: _suspicious,
+    OperationalError: _database_unavailable,
+    InterfaceError: _database_unavailable,
+    PoolTimeout: _database_unavailable,
+    Exception: _unexpected,
+}

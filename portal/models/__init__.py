@@ -18,6 +18,22 @@ from portal.models.nodes import Gpu, Node
 from portal.models.samples import SampleBlock
 
 __all__ = [
-    "JOB_ACTIVE", "JOB_ENDED", "JOB_MOVES", "Allocation", "ApiToken", "Attempt", "Event", "Gpu", "IdempotencyKey",
-    "Job", "JobState", "LogStream", "Membership", "Node", "Project", "SampleBlock", "Share", "User",
+    "JOB_ACTIVE",
+    "JOB_ENDED",
+    "JOB_MOVES",
+    "Allocation",
+    "ApiToken",
+    "Attempt",
+    "Event",
+    "Gpu",
+    "IdempotencyKey",
+    "Job",
+    "JobState",
+    "LogStream",
+    "Membership",
+    "Node",
+    "Project",
+    "SampleBlock",
+    "Share",
+    "User",
 ]

@@ -32,16 +32,30 @@ def cast(db: None) -> Cast:
 def make_node(name: str = "n1", gpus: int = 8, model: str = "H100", memory_gib: int = 80, **fields: Any) -> Node:
     """A ready node that just sent a heartbeat, its GPUs all joined by NVLink."""
     node = Node.objects.create(
-        name=name, state="ready", public_key=public_key_of(new_private_key()), broker_password_sha256="0" * 64,
-        last_heartbeat_at=timezone.now(), boot_id="boot-1", inventory_digest="d", **fields,
+        name=name,
+        state="ready",
+        public_key=public_key_of(new_private_key()),
+        broker_password_sha256="0" * 64,
+        last_heartbeat_at=timezone.now(),
+        boot_id="boot-1",
+        inventory_digest="d",
+        **fields,
     )
     uuids = [gpu_uuid(name, index) for index in range(gpus)]
     Gpu.objects.bulk_create(
-        Gpu(node=node, uuid=uuid, index=index, vendor="nvidia", name=f"NVIDIA {model}", model=model,
-            memory_total_bytes=memory_gib * GIB, power_limit_mw=700_000)
+        Gpu(
+            node=node,
+            uuid=uuid,
+            index=index,
+            vendor="nvidia",
+            name=f"NVIDIA {model}",
+            model=model,
+            memory_total_bytes=memory_gib * GIB,
+            power_limit_mw=700_000,
+        )
         for index, uuid in enumerate(uuids)
     )
-    node.links = [[a, b, "NV18"] for i, a in enumerate(uuids) for b in uuids[i + 1:]]
+    node.links = [[a, b, "NV18"] for i, a in enumerate(uuids) for b in uuids[i + 1 :]]
     node.save(update_fields=["links"])
     return node
 

@@ -29,7 +29,9 @@ def test_a_submitted_job_waits_in_its_owners_project(api: dict[str, Api]) -> Non
 
 def test_the_same_job_in_yaml(api: dict[str, Api]) -> None:
     make_node()
-    answer = api["bob"].post("/jobs", "command: python train.py\nresources: {gpus: 2, memory: 24GB}\n", "application/yaml")
+    answer = api["bob"].post(
+        "/jobs", "command: python train.py\nresources: {gpus: 2, memory: 24GB}\n", "application/yaml"
+    )
     assert answer.status_code == 201 and answer.json()["gpus"] == 2
 
 
@@ -72,7 +74,11 @@ def test_cancelling_a_waiting_job_ends_it_at_once_and_only_once(api: dict[str, A
     assert (first.status_code, second.status_code) == (200, 200)
     assert first.json()["state"] == second.json()["state"] == "stopped"
     assert "bob" in first.json()["reason"]["message"]
-    states = [event["to_state"] for event in api["bob"].get(f"/jobs/{number}/events").json()["events"] if event["kind"] == "job.state"]
+    states = [
+        event["to_state"]
+        for event in api["bob"].get(f"/jobs/{number}/events").json()["events"]
+        if event["kind"] == "job.state"
+    ]
     assert states.count("stopped") == 1
 
 

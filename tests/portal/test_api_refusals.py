@@ -30,7 +30,11 @@ def refused(answer: Any, status: int) -> dict[str, Any]:
     problem = answer.json()
     assert problem["status"] == status and problem["detail"] and problem["type"] and problem["request_id"]
     assert "Traceback" not in answer.content.decode()
-    assert Job.objects.count() == 0 and IdempotencyKey.objects.count() == 0 and Event.objects.exclude(job=None).count() == 0
+    assert (
+        Job.objects.count() == 0
+        and IdempotencyKey.objects.count() == 0
+        and Event.objects.exclude(job=None).count() == 0
+    )
     return problem
 
 
@@ -38,45 +42,48 @@ def fields(problem: dict[str, Any]) -> set[str]:
     return {error["field"] for error in problem["errors"]}
 
 
-@pytest.mark.parametrize(("changes", "field"), [
-    ({"resources__gpus": -1}, "resources.gpus"),
-    ({"resources__gpus": 1.5}, "resources.gpus"),
-    ({"resources__gpus": "8"}, "resources.gpus"),
-    ({"resources__gpus": True}, "resources.gpus"),
-    ({"resources__gpus": None}, "resources.gpus"),
-    ({"resources__gpus": 10**9}, "resources.gpus"),
-    ({"resources__gpus": 2**63}, "resources.gpus"),
-    ({"resources__memory": "-24GB"}, "resources.memory"),
-    ({"resources__memory": "lots"}, "resources.memory"),
-    ({"resources__nodes": 0}, "resources.nodes"),
-    ({"resources__link": "wifi"}, "resources.link"),
-    ({"time_limit": "-1h"}, "time_limit"),
-    ({"time_limit": 0}, "time_limit"),
-    ({"time_limit": "NaN"}, "time_limit"),
-    ({"command": ""}, "command"),
-    ({"command": "echo 'unfinished"}, "command"),
-    ({"command": "x" * 100_000}, "command"),
-    ({"command": "echo \x00"}, "command"),
-    ({"name": "a" * 201}, "name"),
-    ({"name": "line\nbreak"}, "name"),
-    ({"name": "\u202eevil"}, "name"),
-    ({"launcher": "rocket"}, "launcher"),
-    ({"runtime__kind": "docker"}, "runtime.kind"),
-    ({"env": {"CUDA_VISIBLE_DEVICES": "0"}}, "env"),
-    ({"env": {"A=B": "1"}}, "env"),
-    ({"env": {"LD_PRELOAD": "/x.so"}}, "env"),
-    ({"env": {"GPUYARD_JOB_ID": "1"}}, "env"),
-    ({"source": {"path": "relative"}}, "source.path"),
-    ({"source": {"path": "/a/../../etc"}}, "source.path"),
-    ({"layout": {"data": 3}}, "layout"),
-    ({"retries": -1}, "retries"),
-    ({"array": "0-9"}, "array"),
-    ({"priority": "highest"}, "priority"),
-    ({"project": "not-mine"}, "project"),
-    ({"state": "SUCCEEDED"}, "state"),
-    ({"owner": 1}, "owner"),
-    ({"resources__gpuz": 1}, "resources.gpuz"),
-])
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"resources__gpus": -1}, "resources.gpus"),
+        ({"resources__gpus": 1.5}, "resources.gpus"),
+        ({"resources__gpus": "8"}, "resources.gpus"),
+        ({"resources__gpus": True}, "resources.gpus"),
+        ({"resources__gpus": None}, "resources.gpus"),
+        ({"resources__gpus": 10**9}, "resources.gpus"),
+        ({"resources__gpus": 2**63}, "resources.gpus"),
+        ({"resources__memory": "-24GB"}, "resources.memory"),
+        ({"resources__memory": "lots"}, "resources.memory"),
+        ({"resources__nodes": 0}, "resources.nodes"),
+        ({"resources__link": "wifi"}, "resources.link"),
+        ({"time_limit": "-1h"}, "time_limit"),
+        ({"time_limit": 0}, "time_limit"),
+        ({"time_limit": "NaN"}, "time_limit"),
+        ({"command": ""}, "command"),
+        ({"command": "echo 'unfinished"}, "command"),
+        ({"command": "x" * 100_000}, "command"),
+        ({"command": "echo \x00"}, "command"),
+        ({"name": "a" * 201}, "name"),
+        ({"name": "line\nbreak"}, "name"),
+        ({"name": "\u202eevil"}, "name"),
+        ({"launcher": "rocket"}, "launcher"),
+        ({"runtime__kind": "docker"}, "runtime.kind"),
+        ({"env": {"CUDA_VISIBLE_DEVICES": "0"}}, "env"),
+        ({"env": {"A=B": "1"}}, "env"),
+        ({"env": {"LD_PRELOAD": "/x.so"}}, "env"),
+        ({"env": {"GPUYARD_JOB_ID": "1"}}, "env"),
+        ({"source": {"path": "relative"}}, "source.path"),
+        ({"source": {"path": "/a/../../etc"}}, "source.path"),
+        ({"layout": {"data": 3}}, "layout"),
+        ({"retries": -1}, "retries"),
+        ({"array": "0-9"}, "array"),
+        ({"priority": "highest"}, "priority"),
+        ({"project": "not-mine"}, "project"),
+        ({"state": "SUCCEEDED"}, "state"),
+        ({"owner": 1}, "owner"),
+        ({"resources__gpuz": 1}, "resources.gpuz"),
+    ],
+)
 def test_a_wrong_field_is_named(api: dict[str, Api], changes: dict[str, Any], field: str) -> None:
     make_node()
     problem = refused(api["bob"].post("/jobs", spec(**changes)), 400)
@@ -84,11 +91,14 @@ def test_a_wrong_field_is_named(api: dict[str, Api], changes: dict[str, Any], fi
     assert field.split(".")[-1] in problem["detail"]
 
 
-@pytest.mark.parametrize(("changes", "field", "words"), [
-    ({"resources__gpu": "B300"}, "resources.gpu", "H100"),
-    ({"resources__gpus": 9}, "resources.gpus", "8"),
-    ({"resources__memory": "200GB"}, "resources.memory", "GB"),
-])
+@pytest.mark.parametrize(
+    ("changes", "field", "words"),
+    [
+        ({"resources__gpu": "B300"}, "resources.gpu", "H100"),
+        ({"resources__gpus": 9}, "resources.gpus", "8"),
+        ({"resources__memory": "200GB"}, "resources.memory", "GB"),
+    ],
+)
 def test_what_no_machine_could_ever_run_is_not_queued(
     api: dict[str, Api], changes: dict[str, Any], field: str, words: str
 ) -> None:
@@ -97,10 +107,20 @@ def test_what_no_machine_could_ever_run_is_not_queued(
     assert problem["type"] == "unsatisfiable" and fields(problem) == {field} and words in problem["detail"]
 
 
-@pytest.mark.parametrize("body", [
-    "{", "[]", "null", '"text"', '{"command": "a", "command": "b"}', '{"command": NaN}', "[" * 10_000 + "]" * 10_000,
-    '{"command": "\\ud800"}', "\xff",
-])
+@pytest.mark.parametrize(
+    "body",
+    [
+        "{",
+        "[]",
+        "null",
+        '"text"',
+        '{"command": "a", "command": "b"}',
+        '{"command": NaN}',
+        "[" * 10_000 + "]" * 10_000,
+        '{"command": "\\ud800"}',
+        "\xff",
+    ],
+)
 def test_what_is_no_specification_is_refused(api: dict[str, Api], body: str) -> None:
     refused(api["bob"].post("/jobs", body), 400)
 
@@ -110,7 +130,9 @@ def test_bytes_that_are_no_utf8_are_refused(api: dict[str, Api]) -> None:
 
 
 def test_a_yaml_bomb_is_refused(api: dict[str, Api]) -> None:
-    lines = ["a: &a [x,x,x,x,x,x,x,x,x]"] + [f"{b}: &{b} [{','.join(['*' + a] * 9)}]" for a, b in zip("abcdefgh", "bcdefghi", strict=True)]
+    lines = ["a: &a [x,x,x,x,x,x,x,x,x]"] + [
+        f"{b}: &{b} [{','.join(['*' + a] * 9)}]" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
+    ]
     refused(api["bob"].post("/jobs", "\n".join(lines), content_type="application/yaml"), 400)
 
 
@@ -128,10 +150,20 @@ def test_an_idempotency_key_may_not_be_endless(api: dict[str, Api]) -> None:
     refused(api["bob"].post("/jobs", spec(), **{"Idempotency-Key": "k" * 300}), 400)
 
 
-@pytest.mark.parametrize("path", [
-    "/jobs?owner__password__startswith=p", "/jobs?ordering=owner", "/jobs?_connector=OR", "/jobs?cursor=x", "/jobs?state=sleeping",
-    "/jobs?limit=many", "/nodes?x=1", "/gpus?x=1", "/me?token=gy_x",
-])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/jobs?owner__password__startswith=p",
+        "/jobs?ordering=owner",
+        "/jobs?_connector=OR",
+        "/jobs?cursor=x",
+        "/jobs?state=sleeping",
+        "/jobs?limit=many",
+        "/nodes?x=1",
+        "/gpus?x=1",
+        "/me?token=gy_x",
+    ],
+)
 def test_unknown_and_impossible_parameters_are_refused(api: dict[str, Api], path: str) -> None:
     refused(api["bob"].get(path), 400)
 

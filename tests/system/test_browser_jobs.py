@@ -14,7 +14,9 @@ from tests.system.yard import Yard
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = [
-    pytest.mark.browser, pytest.mark.system, pytest.mark.timeout(300),
+    pytest.mark.browser,
+    pytest.mark.system,
+    pytest.mark.timeout(300),
     pytest.mark.skipif(CHROMIUM is None, reason="There is no Chromium on this machine: apt install chromium."),
 ]
 WATCHED = 20_000  # ms that a person waits for something to move
@@ -142,7 +144,7 @@ def test_output_is_text_whatever_it_holds(visit: Visit, yard: Yard) -> None:
     expect(terminal).to_contain_text("</script><script>alert(2)</script>", timeout=WATCHED)
     expect(terminal).to_contain_text("loaded all")
     expect(terminal).not_to_contain_text("loading 49%")
-    terminal.get_by_text("a link").first.click()
+    terminal.get_by_text("a link").first.click(force=True)
     assert page.locator("#job-log img, #job-log script").count() == 0
     expect(page.locator("[data-complete]")).to_be_visible(timeout=WATCHED)
 

@@ -1,4 +1,4 @@
-"""Whatever is killed, flushed or lost: no job is lost or doubled, no byte of a log is missing or twice, no rank survives."""
+"""Whatever is killed, flushed or lost: no job is lost or doubled, every byte of a log is there once, no rank survives."""
 
 import os
 import signal
@@ -13,7 +13,9 @@ LINES = 120
 
 
 def pid_of(yard: Yard, number: int) -> int:
-    return yard.wait("its process runs", lambda: [p.pid for p in yard.processes(number) if "counting" in " ".join(p.cmdline())])[0]
+    return yard.wait(
+        "its process runs", lambda: [p.pid for p in yard.processes(number) if "counting" in " ".join(p.cmdline())]
+    )[0]
 
 
 def assert_ran_once_with_every_byte(yard: Yard, number: int) -> None:
@@ -62,8 +64,14 @@ def test_the_control_worker_and_the_web_server_are_killed(yard: Yard) -> None:
 def test_the_hint_is_lost(yard: Yard) -> None:
     """The portal may not push on the node's queue at all: the desired state alone starts the job."""
     with yard.broker() as broker:
-        broker.acl_setuser("default", enabled=True, nopass=False, reset_keys=True, keys=[
-            "control*", "desired*", "up*", "live*", "cache*", "_kombu*", "unacked*", "celery*", "ingest*"], reset_channels=False)
+        broker.acl_setuser(
+            "default",
+            enabled=True,
+            nopass=False,
+            reset_keys=True,
+            keys=["control*", "desired*", "up*", "live*", "cache*", "_kombu*", "unacked*", "celery*", "ingest*"],
+            reset_channels=False,
+        )
     try:
         number = yard.submit("echo started all the same")
         job = yard.ended(number, timeout_s=15)

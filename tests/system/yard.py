@@ -59,7 +59,9 @@ class Yard:
     def reaches(self, number: int, *states: str, timeout_s: float = 30.0) -> dict[str, Any]:
         def look() -> dict[str, Any] | None:
             job = self.job(number)
-            assert job["state"] in states or job["state"] not in ENDED, f"job {number} ended: {job['state']} {job['reason']}"
+            assert job["state"] in states or job["state"] not in ENDED, (
+                f"job {number} ended: {job['state']} {job['reason']}"
+            )
             return job if job["state"] in states else None
 
         return self.wait(f"job {number} is {' or '.join(states)}", look, timeout_s)

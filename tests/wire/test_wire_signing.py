@@ -15,8 +15,9 @@ NOW = 1_000_000.0
 BEAT = Heartbeat(boot_id="b", nonce="n", serial=3, at=NOW, started_at=NOW)
 
 
-def sealed(key: bytes = NODE_KEY, sender: str = "n1", audience: str = "portal", action: Action = Action.REPORT,
-           at: float = NOW) -> bytes:
+def sealed(
+    key: bytes = NODE_KEY, sender: str = "n1", audience: str = "portal", action: Action = Action.REPORT, at: float = NOW
+) -> bytes:
     return Signer(key, sender, clock=lambda: at).seal(BEAT, audience=audience, action=action, epoch=7)
 
 
@@ -78,8 +79,13 @@ def test_no_flipped_bit_passes(data: st.DataObject) -> None:
     assert refusal(bytes(message)) in {"malformed", "bad_signature"}
 
 
-@given(st.recursive(st.none() | st.integers(-5, 5) | st.binary(max_size=5) | st.text(max_size=5),
-                    lambda inner: st.lists(inner, max_size=4), max_leaves=8))
+@given(
+    st.recursive(
+        st.none() | st.integers(-5, 5) | st.binary(max_size=5) | st.text(max_size=5),
+        lambda inner: st.lists(inner, max_size=4),
+        max_leaves=8,
+    )
+)
 def test_signed_nonsense_is_refused_as_malformed_or_by_name(body: object) -> None:
     raw = msgspec.msgpack.encode(body)
     message = msgspec.msgpack.encode((raw, Signer(NODE_KEY, "n1")._key.sign(raw)))
