@@ -46,7 +46,7 @@ def test_no_file_is_longer_than_one_can_read(path: Path) -> None:
 
 @pytest.mark.parametrize("path", sources(*EDGES), ids=name)
 def test_edges_do_not_write_rows(path: Path) -> None:
-    """Pages, routes, tasks and commands call a service; `objects.create`, `.save()` and their like stand there alone."""
+    """Pages, routes, tasks and commands call a service; `objects.create`, `.save()` and the like stand there."""
     writes = [
         f"line {call.lineno}: .{call.func.attr}()"
         for call in calls(path)

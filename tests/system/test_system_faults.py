@@ -1,4 +1,4 @@
-"""Whatever is killed, flushed or lost: no job is lost or doubled, every byte of a log is there once, no rank survives."""
+"""Whatever is killed, flushed or lost: no job is lost or doubled, every log byte is there once, no rank survives."""
 
 import os
 import signal
