@@ -104,7 +104,8 @@ class MiniPortal:
         self.inventories: list[Inventory] = []
         self.rejected: list[Rejected] = []
         self.readings = 0
-        self.reading = True  # False: ingest is down
+        self._may_read, self._paused = threading.Event(), threading.Event()
+        self._may_read.set()
         self._cursor = b"0"
         self._stopping = False
         self._thread = threading.Thread(target=self._ingest, daemon=True)
@@ -113,6 +114,18 @@ class MiniPortal:
         self.opener = Opener(node_public_key, sender=self.node, audience=names.PORTAL, action=Action.REPORT,
                              lifetime_s=None)
         self._thread.start()
+
+    def pause(self) -> None:
+        """Ingest is down: when this returns, nothing more is read."""
+        self._paused.clear()
+        self._may_read.clear()
+        assert self._paused.wait(10)
+
+    def resume(self) -> None:
+        self._may_read.set()
+
+    def unread(self) -> int:
+        return int(self.client.xlen(names.upstream_key(self.node)))
 
     def close(self) -> None:
         self._stopping = True
@@ -212,8 +225,9 @@ class MiniPortal:
                 threading.Event().wait(0.1)
 
     def _read_once(self, turn: int) -> None:
-        if not self.reading:
-            threading.Event().wait(0.05)
+        if not self._may_read.is_set():
+            self._paused.set()
+            self._may_read.wait(0.1)
             return
         answer = self.client.xread({names.upstream_key(self.node): self._cursor}, count=200, block=200)
         for _, entries in answer or []:
@@ -221,6 +235,7 @@ class MiniPortal:
                 for entry_id, fields in entries:
                     self._take(fields[names.MESSAGE_FIELD])
                     self._cursor = entry_id
+                self.client.xdel(names.upstream_key(self.node), *[entry_id for entry_id, _ in entries])
                 self.publish()
                 self.changed.notify_all()
         if not answer and turn % 5 == 0:

@@ -80,10 +80,10 @@ def test_a_flushed_broker_loses_nothing(portal: MiniPortal, node: NodeProcess, t
     launch = started(portal, node, counting(tmp_path, 500))
     for size in (500, 2500):
         log_reaches(portal, launch, size)
-        portal.reading = False  # so that there is something to lose
-        wait_until(lambda: portal.client.xlen("up.{node1}") >= 3, what="reports that nobody read")
+        portal.pause()  # so that there is something to lose
+        wait_until(lambda: portal.unread() >= 3, what="reports that nobody read")
         portal.client.flushall()
-        portal.reading = True
+        portal.resume()
     record = portal.wait_complete(launch, timeout_s=40)
     assert bytes(record.logs["rank-0"]) == lines(500)
     assert states(portal, launch) == ["starting", "running", "succeeded"]
@@ -92,9 +92,9 @@ def test_a_flushed_broker_loses_nothing(portal: MiniPortal, node: NodeProcess, t
 def test_an_ingest_that_is_down_finds_everything_when_it_is_back(portal: MiniPortal, node: NodeProcess,
                                                                  tmp_path: Path) -> None:
     launch = started(portal, node, counting(tmp_path, 200))
-    portal.reading = False
+    portal.pause()
     wait_until(lambda: not Path(f"/proc/{pid_of(portal, launch)}").exists(), what="the job's end")
-    portal.reading = True
+    portal.resume()
     record = portal.wait_complete(launch)
     assert bytes(record.logs["rank-0"]) == lines(200)
     assert record.repeated_bytes == 0, "nobody said that anything was lost"
@@ -171,15 +171,15 @@ def test_the_node_reports_what_it_has_and_again_when_the_portal_forgot(portal: M
 def test_a_deaf_worker_leaves_to_be_started_anew_but_not_for_ever(portal: MiniPortal, node: NodeProcess) -> None:
     node.env["GPUYARD_NODE_DEAF_AFTER_S"] = "2"
     launch = started(portal, node, "/bin/sleep 60")
-    portal.reading = False  # heartbeats go out and none comes back
+    portal.pause()  # heartbeats go out and none comes back
     assert node.process is not None
     assert node.process.wait(20) == 75
-    portal.reading = True
+    portal.resume()
     second = node.start()
     portal.wait_heartbeat()
     portal.wait_heartbeat()
-    portal.reading = False
-    wait_until(lambda: portal.client.xlen("up.{node1}") >= 10, 20, "heartbeats that nobody hears")
+    portal.pause()
+    wait_until(lambda: portal.unread() >= 10, 20, "heartbeats that nobody hears")
     assert second.poll() is None, "one restart in five minutes"
     assert Path(f"/proc/{pid_of(portal, launch)}").exists()
 

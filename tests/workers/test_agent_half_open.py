@@ -10,8 +10,6 @@ from urllib.parse import urlsplit
 import pytest
 from node_harness import MiniPortal, NodeProcess, node_url, wait_until
 
-from wire import names
-
 
 class Proxy:
     """Passes bytes on. `freeze` swallows those of every connection there is; new connections work."""
@@ -93,8 +91,10 @@ def test_a_worker_on_dead_connections_takes_orders_again(portal: MiniPortal, rem
     portal.wait_complete(second, timeout_s=45)
     assert [event.state.value for event in record.events] == ["starting", "running"]
 
-    def hints_are_taken() -> bool:  # Celery's own connections were silent as well; the order went around them
-        return not portal.client.llen(names.hint_queue(portal.node))
+    def hint_is_taken() -> bool:  # Celery's own connections were silent as well; the order went around them
+        portal.push_task("a hint that is refused, and so reported")
+        with portal.changed:
+            return portal.changed.wait_for(lambda: portal.rejected, 1.0) != []
 
-    wait_until(hints_are_taken, 60, "Celery reads its queue again")
+    wait_until(hint_is_taken, 60, "Celery reads its queue again")
     assert remote.process is not None and remote.process.poll() is None

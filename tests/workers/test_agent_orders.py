@@ -75,11 +75,11 @@ def test_an_old_order_is_refused_also_after_a_restart(portal: MiniPortal, node: 
     node.kill()
     node.start()
     portal.wait_heartbeat()
-    portal.reading = False
+    portal.pause()
     portal.put(old)
     portal.hint()
     wait_until(lambda: "stale_serial" in node.log, what="the refusal in the worker's log")
-    portal.reading = True
+    portal.resume()
     portal.wait(lambda: "stale_serial" in codes(portal))
     assert not trace.exists()
 
