@@ -35,11 +35,13 @@ class Limits:
     """How a run is ended and what it may write."""
 
     def __init__(self, grace_s: float = 45.0, time_limit_s: float | None = None,
-                 log_cap_bytes: int = 512 * 1024 * 1024, cgroups: str = "auto") -> None:
+                 log_cap_bytes: int = 512 * 1024 * 1024, cgroups: str = "auto",
+                 unkillable_s: float = 60.0) -> None:
         self.grace_s = grace_s
         self.time_limit_s = time_limit_s
         self.log_cap_bytes = log_cap_bytes
         self.cgroups = cgroups  # auto | v2 | v1 | none
+        self.unkillable_s = unkillable_s  # of killing, after which it is told that the kernel does not end the run
 
 
 class Plan:
@@ -53,17 +55,18 @@ class Plan:
         self.streams = streams
         self.stops_tree = stops_tree  # False: the command hands SIGTERM on to its ranks itself
         self.limits = limits or Limits()
-        self.attempt = ""
+        self.share = ""  # names the control group
         self.accepted_s = 0.0  # boot clock
 
     def encode(self) -> bytes:
         limits = self.limits
-        pairs: Pairs = [("attempt", self.attempt), ("accepted_s", repr(self.accepted_s)), ("cwd", self.cwd)]
+        pairs: Pairs = [("share", self.share), ("accepted_s", repr(self.accepted_s)), ("cwd", self.cwd)]
         pairs += [("argv", word) for word in self.argv]
         pairs += [("env", f"{name}={value}") for name, value in self.env.items()]
         pairs += [("stream", name) for name in self.streams]
         pairs += [("stops_tree", "1" if self.stops_tree else "0"), ("grace_s", repr(limits.grace_s)),
-                  ("log_cap_bytes", str(limits.log_cap_bytes)), ("cgroups", limits.cgroups)]
+                  ("log_cap_bytes", str(limits.log_cap_bytes)), ("cgroups", limits.cgroups),
+                  ("unkillable_s", repr(limits.unkillable_s))]
         if limits.time_limit_s is not None:
             pairs.append(("time_limit_s", repr(limits.time_limit_s)))
         return encode(pairs)
@@ -79,9 +82,9 @@ def decode_plan(data: bytes) -> Plan:
         argv=_all(pairs, "argv"), env=dict(item.split("=", 1) for item in _all(pairs, "env")), cwd=one["cwd"],
         streams=_all(pairs, "stream"), stops_tree=one["stops_tree"] == "1",
         limits=Limits(float(one["grace_s"]), float(limit) if limit else None, int(one["log_cap_bytes"]),
-                      one["cgroups"]),
+                      one["cgroups"], float(one["unkillable_s"])),
     )
-    plan.attempt = one["attempt"]
+    plan.share = one["share"]
     plan.accepted_s = float(one["accepted_s"])
     return plan
 

@@ -23,7 +23,6 @@ IDLE_S = 1.0  # stop requests come with a nudge; this is for a nudge that was lo
 TRIM_S = 0.2
 ENDING_S = 0.05
 LEFTOVER_GRACE_S = 5.0  # for what the command left behind when it ended
-UNKILLABLE_S = 60.0
 FIRST_FREE_FD = 3
 
 EXITED, EXIT_CODE, SIGNAL, LAUNCH_FAILED = "exited", "exit_code", "signal", "launch_failed"
@@ -35,7 +34,7 @@ class Shim:
         self.directory = directory
         with open(self.path(disk.PLAN), "rb") as file:
             self.plan: Plan = disk.decode_plan(file.read())
-        self.runtime = ProcessRuntime(self.plan.attempt, self.plan.limits.cgroups)
+        self.runtime = ProcessRuntime(self.plan.share, self.plan.limits.cgroups)
         self.wake_fd = os.open(self.path(disk.WAKE), os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self.trimmers = [Trimmer(self.log_path(name), self.plan.limits.log_cap_bytes) for name in self.plan.streams]
         self.waiter = select.poll()
@@ -129,7 +128,7 @@ class Shim:
             return
         self.killing_since_s = self.killing_since_s or now
         self.runtime.kill_tree()
-        if now - self.killing_since_s > UNKILLABLE_S and not self.unkillable:
+        if now - self.killing_since_s > self.plan.limits.unkillable_s and not self.unkillable:
             self.unkillable = True
             pids = ", ".join(str(pid) for pid in self.runtime.members()[:10])
             self.note(disk.STUCK, [("message", f"the kernel does not end process {pids}; its GPUs stay taken")])

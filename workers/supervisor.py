@@ -31,6 +31,7 @@ BOOT = "import sys; sys.path.append(sys.argv[1]); from workers.shim import main;
 SHIM_LOG = "shim.log"
 NEVER_STARTED = "stopped before it started on this node"
 CHILD_EXIT_S = 5.0
+MESSAGE_CHARS = 1000
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +49,7 @@ class Supervised:
         self.child: subprocess.Popen[bytes] | None = None
         self.leftover: Leftover | None = None
         self.empty_rounds = 0
+        self.complained = False
 
 
 class Supervisor:
@@ -87,8 +89,11 @@ class Supervisor:
             for attempt, supervised in list(self._open.items()):
                 try:
                     self._look_at(supervised)
-                except OSError:
-                    logger.exception("attempt %s could not be looked at; it is tried again", attempt)
+                    supervised.complained = False
+                except Exception:
+                    if not supervised.complained:
+                        logger.exception("attempt %s could not be looked at; it is tried again", attempt)
+                    supervised.complained = True
 
     def wait(self, timeout_s: float) -> bool:
         """Until a shim has news. -> whether one has."""
@@ -100,10 +105,12 @@ class Supervisor:
     def recover(self) -> None:
         """After a restart of the worker. What never started waits for its order to be given anew."""
         with self._lock:
-            for directory in self._spool.attempts():
-                self._spool.epochs.take(directory.launch)
+            found = self._spool.attempts()
+            for directory in found:
                 if not has_ended(directory):
                     self._supervised(directory)
+            for directory in found:
+                self._spool.epochs.take(directory.launch)
         self.poll()
 
     def forget(self, attempt: str) -> None:
@@ -164,8 +171,13 @@ class Supervisor:
         launch = directory.launch
         if launch.runtime != "process":
             raise LaunchError(f"this node has no runtime {launch.runtime!r}; it has process")
-        made = launchers.load(launch.launcher).plan(launch, directory, self._settings.job_path)
-        made.attempt, made.accepted_s, made.limits.cgroups = launch.attempt, plan.boot_clock_s(), self._cgroups
+        launcher = launchers.load(launch.launcher)
+        try:
+            made = launcher.plan(launch, directory, self._settings.job_path)
+        except OSError as error:  # such as a name longer than a file's may be
+            raise LaunchError(f"the command cannot be prepared: {error.strerror}") from error
+        made.share, made.accepted_s = f"{launch.attempt}.{launch.node_rank}", plan.boot_clock_s()
+        made.limits.cgroups = self._cgroups
         try:
             directory.write_plan(made)
         except ValueError as error:
@@ -245,7 +257,7 @@ class Supervisor:
         elif shim["boot_id"] != self._boot_id:
             self._end(directory, EndReason.NODE_REBOOT, message="the node was restarted while the job ran")
         else:
-            supervised.leftover = Leftover(directory.launch.attempt, shim, directory.status())
+            supervised.leftover = Leftover(marks(directory.launch), shim, directory.status())
             self._end_leftover(supervised)
 
     def _end_leftover(self, supervised: Supervised) -> None:
@@ -293,13 +305,19 @@ def spawn(directory: AttemptDir, lock_fd: int) -> subprocess.Popen[bytes]:
                                 pass_fds=(lock_fd,), start_new_session=True)
 
 
+def marks(launch: Launch) -> dict[str, str]:
+    """What every process of a share has in its environment."""
+    return {"GPUYARD_ATTEMPT_ID": launch.attempt, "GPUYARD_NODE_RANK": str(launch.node_rank)}
+
+
 def unseen(stop: Stop) -> Launch:
     """What is known of an attempt of which only the stop came."""
     return Launch(attempt=stop.attempt, job=stop.job, epoch=stop.epoch, name="", user="", launcher="script", command="")
 
 
 def end_record(reason: EndReason, message: str) -> plan.Pairs:
-    return [("reason", reason.value), ("at", repr(time.time())), ("message", message)]
+    said = message[:MESSAGE_CHARS].replace("\0", "\ufffd")
+    return [("reason", reason.value), ("at", repr(time.time())), ("message", said)]
 
 
 def has_ended(directory: AttemptDir) -> bool:

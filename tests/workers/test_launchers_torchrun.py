@@ -117,17 +117,21 @@ def test_ranks_of_two_nodes_get_the_numbers_of_their_orders(yard: Yard, tmp_path
     (tmp_path / "train.py").write_text(
         "import os\nimport torch.distributed as dist\ndist.init_process_group('gloo')\n"
         "everyone = [None] * dist.get_world_size()\n"
-        "dist.all_gather_object(everyone, (dist.get_rank(), os.environ['GPUYARD_NODE_RANK']))\nprint(everyone)\n")
+        "dist.all_gather_object(everyone, (dist.get_rank(), os.environ['GPUYARD_NODE_RANK']))\nprint(everyone)\n"
+        "dist.barrier()\ndist.destroy_process_group()\n")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    shares = [yard.start("train.py", launcher="torchrun", gpus=slots(2), node_rank=node, node_count=2,
-                         first_rank=2 * node, world_size=4, master_port=port, workdir=str(tmp_path)) for node in (1, 0)]
-    for share in shares:
-        assert yard.ended(share, 90.0).reason is EndReason.EXITED, output(share, "launcher")
-    for share, ranks in zip(shares, [(2, 3), (0, 1)], strict=True):
+    other = Yard(tmp_path / "other-node")
+    shares = [(each, each.start("train.py", attempt="the-same", launcher="torchrun", gpus=slots(2), node_rank=node,
+                                node_count=2, first_rank=2 * node, world_size=4, master_port=port,
+                                workdir=str(tmp_path))) for node, each in ((1, other), (0, yard))]
+    for each, share in shares:
+        assert each.ended(share, 60.0).reason is EndReason.EXITED, output(share, "launcher")
+    for (_, share), ranks in zip(shares, [(2, 3), (0, 1)], strict=True):
         for rank in ranks:
             assert output(share, f"rank-{rank}").endswith("[(0, '0'), (1, '0'), (2, '1'), (3, '1')]\n")
+    other.clear()
 
 
 def test_a_missing_script_is_told_before_anything_starts(yard: Yard, tmp_path: Path) -> None:
@@ -161,7 +165,8 @@ def test_the_summary_gives_the_root_cause_first(tmp_path: Path) -> None:
     ("train.py --x 1", ["-u", "train.py", "--x", "1"]),
     ("/bin/echo hi", ["hi"]),
 ])
-def test_a_command_may_be_a_module_a_file_or_a_program(yard: Yard, tmp_path: Path, command: str, words: list[str]) -> None:
+def test_a_command_may_be_a_module_a_file_or_a_program(
+        yard: Yard, tmp_path: Path, command: str, words: list[str]) -> None:
     (tmp_path / "train.py").touch()
     order = yard.order(command, launcher="torchrun", workdir=str(tmp_path))
     argv = load("torchrun").plan(order, yard.spool.create(order)).argv

@@ -1,5 +1,6 @@
 """How a run ends, and what is told of it."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -59,12 +60,14 @@ def test_runs_that_end_at_once_are_each_told_whole(yard: Yard) -> None:
     ("./missing.sh", "missing.sh does not exist"),
     ("echo 'unbalanced", "cannot be split into words"),
     ("", "the command is empty"),
+    ("nul\0byte", "nul\ufffdbyte was not found"),
+    ("x" * 5000, "name too long"),
 ])
 def test_a_command_that_cannot_start_says_why(yard: Yard, command: str, said: str) -> None:
     attempt = yard.start(command)
     end = yard.ended(attempt)
     assert (end.state, end.reason) == (AttemptState.FAILED, EndReason.LAUNCH_FAILED)
-    assert said in (end.message or "")
+    assert said.lower() in (end.message or "").lower()
     assert states(attempt) == ["starting", "failed"]
 
 
@@ -186,6 +189,20 @@ def test_a_job_inherits_three_descriptors_and_plain_signals(yard: Yard) -> None:
     assert lines[0] == "[0, 1, 2]"
     assert "SigIgn:\\t0000000001001000" in lines[1], "only what Python itself ignores: SIGPIPE and SIGXFSZ"
     assert lines[2:] == ["True", "/dev/null rank-0.log"]
+
+
+def test_a_job_does_not_inherit_the_workers_umask_or_its_shield(yard: Yard) -> None:
+    adjustment = Path("/proc/self/oom_score_adj")
+    before, umask = adjustment.read_text(), os.umask(0o077)
+    try:
+        with contextlib.suppress(PermissionError):
+            adjustment.write_text("-500")
+        attempt = yard.start("/bin/sh -c 'umask; cat /proc/self/oom_score_adj'")
+        yard.ended(attempt)
+    finally:
+        os.umask(umask)
+        adjustment.write_text(before)
+    assert output(attempt) == "0022\n0\n"
 
 
 def test_output_and_errors_share_one_file_in_their_order(yard: Yard) -> None:

@@ -11,6 +11,7 @@ from yard import Yard, alive, is_running, output, shim_pid, states
 
 from wire.states import EndReason
 from workers import plan
+from workers.launchers import base
 from workers.runtimes import cgroups, tree
 
 MEANS = ["v2", "v1", "none"]
@@ -135,6 +136,38 @@ def test_when_the_shim_is_killed_its_tree_is_ended_and_told_as_lost(yard: Yard) 
     assert not any(is_running(rank) for rank in ranks)
     assert not alive(attempt)
     assert end.log_sizes["rank-0"] == attempt.log_path("rank-0").stat().st_size
+
+
+def test_a_hidden_daemon_of_a_killed_shim_is_held_by_its_control_group(yard: Yard) -> None:
+    if yard.cgroups == "none":
+        pytest.skip("without a control group nothing ties a process to a run whose shim and environment are gone")
+    attempt = yard.python(DAEMON + "time.sleep(600)\n")
+    yard.until_output(attempt, "is out")
+    os.kill(shim_pid(attempt), signal.SIGKILL)
+    assert yard.ended(attempt).reason is EndReason.SUPERVISOR_LOST
+    assert not is_running(int(output(attempt).split()[1]))
+
+
+def test_what_the_kernel_does_not_end_is_told_and_not_given_up(
+        yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A frozen process stands for one in an uninterruptible wait: neither takes note of SIGKILL."""
+    frozen = cgroups.create(f"frozen-{os.getpid()}", "v1")
+    if frozen is None:
+        pytest.skip("no freezer on this machine")
+    monkeypatch.setattr(base, "UNKILLABLE_S", 0.3)
+    attempt = yard.start("/bin/sleep 600")
+    yard.until(lambda: "running" in states(attempt))
+    main = attempt.events()[1].pid
+    frozen.enter(main)
+    (Path(frozen.path) / "freezer.state").write_text("FROZEN")
+    yard.stop(attempt, grace_s=0.0)
+    yard.until(lambda: "stopping" in states(attempt))
+    assert f"the kernel does not end process {main}" in attempt.events()[-1].message
+    assert is_running(main)
+    (Path(frozen.path) / "freezer.state").write_text("THAWED")
+    assert yard.ended(attempt).reason is EndReason.STOP_REQUESTED
+    assert states(attempt) == ["starting", "running", "stopping", "stopped"]
+    frozen.remove()
 
 
 def test_a_killed_shim_is_noticed_by_a_new_worker(yard: Yard) -> None:

@@ -30,9 +30,9 @@ def test_a_torn_record_is_no_record(pairs: plan.Pairs, data: st.DataObject) -> N
 @given(st.lists(TEXT, min_size=1), st.dictionaries(NAMES, TEXT), st.one_of(st.none(), st.floats(0.001, 1e9)))
 @settings(max_examples=50)
 def test_a_plan_comes_back_word_for_word(argv: list[str], env: dict[str, str], limit: float | None) -> None:
-    limits = Limits(1.5, limit, 7, "none")
+    limits = Limits(1.5, limit, 7, "none", 3.5)
     made = Plan(argv, env, "/some where", ["launcher", "rank-0"], stops_tree=False, limits=limits)
-    made.attempt, made.accepted_s = "an-id", 12.25
+    made.share, made.accepted_s = "an-id", 12.25
     read = plan.decode_plan(made.encode())
     assert {**vars(read), "limits": vars(read.limits)} == {**vars(made), "limits": vars(made.limits)}
 

@@ -95,7 +95,7 @@ def output(attempt: AttemptDir, stream: str = "rank-0") -> str:
 
 def alive(attempt: AttemptDir) -> list[int]:
     """By the mark that every process of an attempt inherits: independent of how the shim finds them."""
-    return tree.marked(MARK, attempt.launch.attempt)
+    return tree.marked({MARK: attempt.launch.attempt})
 
 
 def shim_pid(attempt: AttemptDir) -> int:

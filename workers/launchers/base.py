@@ -16,6 +16,9 @@ from workers.spool import AttemptDir
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
+UNKILLABLE_S = 60.0
+"""Of killing in vain, after which a person is told."""
+
 TAIL_BYTES = 16 * 1024
 MESSAGE_CHARS = 500
 
@@ -112,7 +115,8 @@ def python(env: dict[str, str]) -> str:
 
 
 def limits(launch: Launch) -> Limits:
-    return Limits(grace_s=launch.stop_grace_s, time_limit_s=launch.time_limit_s, log_cap_bytes=launch.log_cap_bytes)
+    return Limits(grace_s=launch.stop_grace_s, time_limit_s=launch.time_limit_s, log_cap_bytes=launch.log_cap_bytes,
+                  unkillable_s=UNKILLABLE_S)
 
 
 def last_error_line(path: Path) -> str | None:

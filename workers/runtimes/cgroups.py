@@ -1,4 +1,4 @@
-"""A control group per attempt: the one handle on a process tree that no process can slip out of by forking."""
+"""A control group per attempt and node: the one handle on a process tree that no process can slip out of by forking."""
 
 import os
 
@@ -55,11 +55,11 @@ class Cgroup:
         return [("cgroup", self.path), ("cgroup_version", self.version)]
 
 
-def create(attempt: str, wanted: str = "auto") -> Cgroup | None:
-    """-> the attempt's group; None where this account may not make one, or `wanted` is none."""
+def create(share: str, wanted: str = "auto") -> Cgroup | None:
+    """-> the group of one node's share of an attempt; None where this account may not make one, or `wanted` is none."""
     for version, root in _roots(wanted):
         parent = f"{root}/{PARENT}"
-        path = f"{parent}/attempt-{attempt}"
+        path = f"{parent}/attempt-{share}"
         try:
             _make(parent)
             if version == "v2":

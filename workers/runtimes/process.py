@@ -25,10 +25,10 @@ LIBC = ctypes.PyDLL(None, use_errno=True)
 
 
 class ProcessRuntime(Runtime):
-    def __init__(self, attempt: str, wanted_cgroups: str = "auto") -> None:
+    def __init__(self, share: str, wanted_cgroups: str = "auto") -> None:
         if LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
             raise LaunchFailed(f"the kernel refuses a subreaper: {os.strerror(ctypes.get_errno())}")
-        self.cgroup = cgroups.create(attempt, wanted_cgroups)
+        self.cgroup = cgroups.create(share, wanted_cgroups)
         self.main: int | None = None
         self.main_status: int | None = None  # as waitpid gives it
 
@@ -101,14 +101,14 @@ class ProcessRuntime(Runtime):
 class Leftover:
     """What a shim left behind when it died: found by its group, by the mark in its environment, by its session."""
 
-    def __init__(self, attempt: str, shim: dict[str, str], status: dict[str, str] | None) -> None:
-        self._attempt = attempt
+    def __init__(self, marks: dict[str, str], shim: dict[str, str], status: dict[str, str] | None) -> None:
+        self._marks = marks
         self._cgroup = cgroups.of_record(shim)
         self._session = _identity(status)
 
     def pids(self) -> list[int]:
         found = set(self._cgroup.pids() if self._cgroup is not None else [])
-        found.update(tree.marked("GPUYARD_ATTEMPT_ID", self._attempt))
+        found.update(tree.marked(self._marks))
         if self._session is not None:
             found.update(tree.in_session(*self._session))
         for pid in list(found):
@@ -173,6 +173,7 @@ def _become(plan: Plan, output_fd: int, complaint: int) -> None:
         os.setsid()
         _own_streams(output_fd)
         _own_signals_and_limits()
+        _own_worth()
         sentence = f"the working directory {plan.cwd} cannot be entered"
         os.chdir(plan.cwd)
         sentence = f"{plan.argv[0]} cannot be executed"
@@ -198,6 +199,15 @@ def _own_signals_and_limits() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, OPEN_FILES) if hard >= 0 else OPEN_FILES, hard))
+
+
+def _own_worth() -> None:
+    """A worker is often shielded from the kernel's out-of-memory killer, and set to its own umask; a job is not."""
+    os.umask(0o022)
+    fd = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
+    if os.read(fd, 8).startswith(b"-"):
+        os.write(fd, b"0")
+    os.close(fd)
 
 
 def _plain(error: OSError) -> str:

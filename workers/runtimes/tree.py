@@ -38,10 +38,10 @@ def kill_descendants(root: int) -> None:
         send(pid, SIGKILL)
 
 
-def marked(variable: str, value: str) -> list[int]:
-    """Live processes that were started with `variable=value` in their environment."""
-    wanted = f"{variable}={value}".encode()
-    return [pid for pid in all_pids() if wanted in _environment(pid) and not is_zombie(pid)]
+def marked(marks: dict[str, str]) -> list[int]:
+    """Live processes that were started with all of these in their environment."""
+    wanted = {f"{name}={value}".encode() for name, value in marks.items()}
+    return [pid for pid in all_pids() if wanted <= _environment(pid) and not is_zombie(pid)]
 
 
 def in_session(session: int, since_ticks: int) -> list[int]:
@@ -77,9 +77,9 @@ def send(pid: int, number: int) -> None:
         pass
 
 
-def _environment(pid: int) -> list[bytes]:
+def _environment(pid: int) -> set[bytes]:
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
-            return file.read().split(b"\0")
+            return set(file.read().split(b"\0"))
     except OSError:
-        return []
+        return set()
