@@ -30,7 +30,14 @@ REJECTION_INTERVAL_S = 30.0
 
 MAX_NONCES = 10_000
 
+RACE_S = 5.0
+"""Two processes of the portal may lay down their snapshots in the wrong order: an older but fresh one is no attack."""
+
 logger = logging.getLogger(__name__)
+
+
+class Overtaken(Exception):
+    """A snapshot that a newer one has overtaken on its way: not carried out, and nothing to report."""
 
 
 class Rejections:
@@ -166,6 +173,9 @@ class Sync:
             return False
         try:
             desired = self._open(sealed)
+        except Overtaken:
+            self._done = sealed
+            return False
         except Refused as refused:
             self._done = sealed
             self._rejections.note(refused)
@@ -179,6 +189,8 @@ class Sync:
         if desired.node != self._node:
             raise Refused("wrong_audience", f"an order for node {desired.node!r}, this is {self._node!r}")
         if desired.serial < self._serial.value:
+            if time.time() - envelope.issued_at < RACE_S:
+                raise Overtaken
             raise Refused("stale_serial", f"order {desired.serial}, but {self._serial.value} was already accepted")
         return desired
 

@@ -69,7 +69,8 @@ def test_an_old_order_is_refused_also_after_a_restart(portal: MiniPortal, node: 
     command, trace = touching(tmp_path)
     portal.serial = 5
     ready(portal, node)
-    old = portal.seal(forged(portal, a_launch(command)), Action.DESIRED)  # serial 6, never put before it was too late
+    recorder = Signer(portal.private_key, names.PORTAL, clock=lambda: time.time() - 30)
+    old = portal.seal(forged(portal, a_launch(command)), Action.DESIRED, signer=recorder)  # serial 6
     portal.serial = 9
     portal.wait_complete(portal.launch("/bin/echo newer"))
     node.kill()
