@@ -17,7 +17,7 @@ export class LogCard {
   constructor(root) {
     this.root = root;
     this.pullUrl = root.dataset.pull;
-    this.liveUrl = root.dataset.live;
+    this.liveUrl = root.dataset.streamUrl;
     this.ended = root.dataset.ended === "1";
     this.merged = new MergedView(root.querySelector("[data-merged]"), () => this.showFollowing());
     this.terminal = null;
@@ -81,12 +81,12 @@ export class LogCard {
   showFollowing() {
     const following = this.view.following;
     this.root.querySelector("[data-newest]").hidden = following;
-    this.root.querySelector("[data-following]").hidden = !following || this.root.dataset.complete === "1";
+    this.root.querySelector("[data-following]").hidden = !following || this.root.dataset.whole === "1";
     this.root.querySelector("[data-unseen]").textContent = this.view.unseen ? this.view.unseen.toLocaleString("en") : "";
   }
 
   mark(complete, bytes) {
-    this.root.dataset.complete = complete ? "1" : "0";
+    this.root.dataset.whole = complete ? "1" : "0";
     this.root.querySelector("[data-complete]").hidden = !complete;
     if (bytes !== undefined) this.root.querySelector("[data-bytes]").textContent = size(bytes);
     this.showFollowing();
