@@ -7,7 +7,7 @@ from uuid import UUID
 
 import msgspec
 from django.db import transaction
-from django.db.models import F, Value
+from django.db.models import F, Q, Value
 from django.db.models.functions import Greatest
 from django.utils import timezone
 
@@ -72,19 +72,27 @@ def hint(node: Node) -> bool:
 def compose(node: Node) -> Desired:
     """Three queries. The serial is read first, so that the content is never older than its serial says."""
     node.refresh_from_db(fields=["desired_serial", "inventory_digest", "echo_nonce", "heartbeat", "state"])
-    shares = list(Share.objects.filter(node=node, forgotten_at=None).select_related("attempt").order_by("pk"))
-    running = [share for share in shares if share.state not in ENDED]
+    shares = list(Share.objects.filter(node=node).filter(spoken_of(node)).order_by("pk"))
+    open_shares = [share for share in shares if share.forgotten_at is None]
+    running = [share for share in open_shares if share.state not in ENDED]
     return Desired(
         node=node.name,
         serial=node.desired_serial,
         # A stop of something that the node never saw needs the launch beside it: only the node can answer for it.
         launches=[msgspec.convert(share.launch, Launch) for share in running],
         stops=[stop_of(share) for share in running if share.stop_requested_at is not None],
-        acknowledged=acknowledgements(shares),
-        forget=to_forget(node),
+        acknowledged=acknowledgements(open_shares),
+        forget=[str(share.attempt_id) for share in shares if share.forgotten_at is not None],
         inventory_digest=node.inventory_digest,
         echo=node.echo_nonce,
     )
+
+
+def spoken_of(node: Node) -> Q:
+    """Shares that are not over; and to be forgotten for a while, and for as long as the node still speaks of them."""
+    listed = [text for text in node.heartbeat.get("attempts", []) if is_uuid(text)]
+    recent = timezone.now() - FORGET_IS_SAID_FOR
+    return Q(forgotten_at=None) | Q(forgotten_at__gt=recent) | Q(attempt_id__in=listed)
 
 
 def stop_of(share: Share) -> Stop:
@@ -101,15 +109,6 @@ def acknowledgements(shares: list[Share]) -> dict[str, Acknowledged]:
         str(share.attempt_id): Acknowledged(event_seq=share.event_seq, log_offsets=offsets.get(share.attempt_id, {}))
         for share in shares
     }
-
-
-def to_forget(node: Node) -> list[str]:
-    """Said for a while, and for as long as the node still speaks of it."""
-    listed = [text for text in node.heartbeat.get("attempts", []) if is_uuid(text)]
-    forgotten = Share.objects.filter(node=node, forgotten_at__isnull=False)
-    recent = forgotten.filter(forgotten_at__gt=timezone.now() - FORGET_IS_SAID_FOR)
-    found = recent | forgotten.filter(attempt_id__in=listed)
-    return [str(attempt_id) for attempt_id in found.order_by("pk").values_list("attempt_id", flat=True)]
 
 
 def is_uuid(text: object) -> bool:

@@ -70,8 +70,9 @@ def taken(placements: tuple[Placement, ...]) -> tuple[dict[str, Node], dict[str,
     names = [placement.node for placement in placements]
     uuids = [uuid for placement in placements for uuid in placement.gpus]
     ready = Node.objects.select_for_update().filter(name__in=names, schedulable=True, state=NodeState.READY)
-    nodes = {node.name: node for node in ready.order_by("name")}
-    gpus = {gpu.uuid: gpu for gpu in Gpu.objects.present().filter(uuid__in=uuids, node__in=nodes.values())}
+    nodes = {node.name: node for node in ready.only("name", "hostname", "state", "desired_serial").order_by("name")}
+    cards = Gpu.objects.present().filter(uuid__in=uuids, node__in=nodes.values()).only("uuid", "index", "node_id")
+    gpus = {gpu.uuid: gpu for gpu in cards}
     if len(nodes) < len(names) or len(gpus) < len(uuids):
         raise Conflict("a node or a GPU went away since the snapshot")
     return nodes, gpus

@@ -6,7 +6,6 @@ Check the table, update the row only if it still is in the state we saw, write t
 from collections.abc import Mapping
 from typing import Any
 
-from django.db.models import QuerySet
 from django.utils import timezone
 
 from portal.models import JOB_MOVES, Attempt, Gpu, Job, JobState, Node, Share, User
@@ -53,8 +52,8 @@ def move(
     if new not in table[old]:
         raise Conflict(f"{described(obj)} is {old.value} and cannot become {new.value}.")
     changes = {"state": new.value, **since(obj), **fields}
-    rows: QuerySet[Any] = type(obj)._default_manager.filter(pk=obj.pk)
-    if not rows.filter(state=old.value).update(**changes):
+    manager: Any = type(obj)._default_manager
+    if not manager.filter(pk=obj.pk, state=old.value).update(**changes):
         return already_there(obj, new.value)
     for name, value in changes.items():
         setattr(obj, name, value)
