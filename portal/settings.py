@@ -168,6 +168,7 @@ LOGOUT_REDIRECT_URL = "/login/"
 ACCOUNT_LOGIN_METHODS = {"username"}
 ACCOUNT_SIGNUP_FIELDS = ["username*", "email", "password1*", "password2*"]
 ACCOUNT_EMAIL_VERIFICATION = "none"
+ACCOUNT_SESSION_REMEMBER = True  # for SESSION_COOKIE_AGE, two weeks
 ACCOUNT_ADAPTER = "portal.web.accounts.AccountAdapter"
 ACCOUNT_RATE_LIMITS = {"login_failed": "10/15m/ip,10/15m/key"}
 SIGNUP_OPEN = _flag("GPUYARD_SIGNUP", False)  # the very first account may always be made
@@ -209,6 +210,13 @@ LOGGING = {
     "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(name)s: %(message)s"}},
     "handlers": {"console": {"class": "logging.StreamHandler", "formatter": "line"}},
     "root": {"handlers": ["console"], "level": _env("GPUYARD_LOG_LEVEL", "INFO")},
-    "loggers": {"httpx": {"level": "WARNING"}, "django.request": {"level": "ERROR"}},
+    "loggers": {
+        "httpx": {"level": "WARNING"},
+        "django.request": {"level": "ERROR"},
+        # One line per tick of the control worker would bury the others.
+        "celery.beat": {"level": "WARNING"},
+        "celery.worker.strategy": {"level": "WARNING"},
+        "celery.app.trace": {"level": "WARNING"},
+    },
 }
 UNFOLD = {"SITE_TITLE": "gpuyard", "SITE_HEADER": "gpuyard console", "SITE_URL": "/"}
