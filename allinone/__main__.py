@@ -22,7 +22,8 @@ def main(argv: list[str]) -> int:
     if command is None:
         print(f"{__doc__}\n`make help` lists what can be done.", file=sys.stderr)
         return USAGE
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell that starts us in the background has SIGINT ignored
+        signal.signal(number, signal.default_int_handler)
     terminal = Terminal()
     try:
         return command(terminal, rest)

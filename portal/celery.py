@@ -55,7 +55,8 @@ app = make_app(
     task_acks_late=False,
     task_reject_on_worker_lost=False,
     worker_prefetch_multiplier=1,
-    worker_disable_prefetch=True,
+    # Fetching only with an idle thread would leave the queue unread for up to a second after two tasks at once.
+    worker_disable_prefetch=False,
     worker_enable_remote_control=False,
     worker_send_task_events=False,
     worker_hijack_root_logger=False,

@@ -1,0 +1,1 @@
+"""Measurements that can be repeated: each prints one JSON line."""
