@@ -55,12 +55,14 @@ class Plan:
         self.streams = streams
         self.stops_tree = stops_tree  # False: the command hands SIGTERM on to its ranks itself
         self.limits = limits or Limits()
+        self.runtime = "process"
         self.share = ""  # names the control group
         self.accepted_s = 0.0  # boot clock
 
     def encode(self) -> bytes:
         limits = self.limits
-        pairs: Pairs = [("share", self.share), ("accepted_s", repr(self.accepted_s)), ("cwd", self.cwd)]
+        pairs: Pairs = [("share", self.share), ("runtime", self.runtime), ("accepted_s", repr(self.accepted_s)),
+                        ("cwd", self.cwd)]
         pairs += [("argv", word) for word in self.argv]
         pairs += [("env", f"{name}={value}") for name, value in self.env.items()]
         pairs += [("stream", name) for name in self.streams]
@@ -84,7 +86,7 @@ def decode_plan(data: bytes) -> Plan:
         limits=Limits(float(one["grace_s"]), float(limit) if limit else None, int(one["log_cap_bytes"]),
                       one["cgroups"], float(one["unkillable_s"])),
     )
-    plan.share = one["share"]
+    plan.share, plan.runtime = one["share"], one["runtime"]
     plan.accepted_s = float(one["accepted_s"])
     return plan
 

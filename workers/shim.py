@@ -11,10 +11,10 @@ import sys
 import time
 
 from workers import plan as disk
+from workers import runtimes
 from workers.plan import Pairs, Plan
-from workers.runtimes import cgroups
 from workers.runtimes.base import LaunchFailed
-from workers.runtimes.process import ProcessRuntime, ignore_endings
+from workers.runtimes.process import ignore_endings
 from workers.trim import Trimmer
 
 SIGTERM = 15
@@ -34,7 +34,7 @@ class Shim:
         self.directory = directory
         with open(self.path(disk.PLAN), "rb") as file:
             self.plan: Plan = disk.decode_plan(file.read())
-        self.runtime = ProcessRuntime(self.plan.share, self.plan.limits.cgroups)
+        self.runtime = runtimes.load(self.plan.runtime)(self.plan)
         self.wake_fd = os.open(self.path(disk.WAKE), os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self.trimmers = [Trimmer(self.log_path(name), self.plan.limits.log_cap_bytes) for name in self.plan.streams]
         self.waiter = select.poll()
@@ -51,7 +51,7 @@ class Shim:
         boot = disk.boot_id()
         pid = os.getpid()
         disk.write_record(self.path(disk.SHIM), [("pid", str(pid)), ("start_time", str(disk.start_time(pid))),
-                                                 ("boot_id", boot), *self.runtime.pairs()])
+                                                 ("boot_id", boot), *self.runtime.record()])
         if disk.read_record(self.path(disk.STOP)) is not None:
             self.conclude(STOP_REQUESTED, [])
             return
@@ -61,8 +61,7 @@ class Shim:
             self.conclude(LAUNCH_FAILED, [("message", str(error))])
             return
         self.note(disk.STATUS, [("pid", str(main)), ("start_time", str(disk.start_time(main)))])
-        if self.runtime.cgroup is not None:
-            cgroups.leave_unit(self.runtime.cgroup)
+        self.runtime.settle()
         self.watch(main)
         self.conclude(*self.outcome())
 
@@ -70,7 +69,7 @@ class Shim:
         fds = [os.open(self.log_path(name), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
                for name in self.plan.streams]
         try:
-            return self.runtime.start(self.plan, fds[0])
+            return self.runtime.start(fds[0])
         finally:
             for fd in fds:
                 os.close(fd)
@@ -111,16 +110,13 @@ class Shim:
                 return  # it ended by itself at this very moment: that is its true result
             self.ending = why
             self.term_since_s = now
-            if self.plan.stops_tree:
-                self.runtime.signal(SIGTERM)
-            else:
-                self.runtime.signal_main(SIGTERM)
+            self.runtime.signal(SIGTERM)
         elif why == STOP_REQUESTED:
             deadline = self.term_since_s + grace_s
         self.kill_at_s = min(self.kill_at_s or deadline, deadline)
 
     def end_leftover(self, now: float) -> None:
-        self.runtime.signal(SIGTERM)
+        self.runtime.signal_tree(SIGTERM)
         self.kill_at_s = min(self.kill_at_s or now + LEFTOVER_GRACE_S, now + LEFTOVER_GRACE_S)
 
     def escalate(self, now: float) -> None:
@@ -159,7 +155,7 @@ class Shim:
         status = self.runtime.main_status
         code = 0 if status is None else os.waitstatus_to_exitcode(status)
         pairs: Pairs = [("exit_code", str(code))] if code >= 0 else [("signal", str(-code))]
-        oom_kills = self.runtime.cgroup.oom_kills() if self.runtime.cgroup is not None else None
+        oom_kills = self.runtime.oom_kills()
         if oom_kills is not None:
             pairs.append(("oom_kills", str(oom_kills)))
         if self.ending is not None:

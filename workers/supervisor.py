@@ -20,6 +20,7 @@ from wire.reports import AttemptEvent, RankExit
 from wire.states import ATTEMPT_ENDED, END_STATE, AttemptState, EndReason
 from workers import launchers, plan
 from workers.launchers.base import LaunchError
+from workers.runtimes import RUNTIMES
 from workers.runtimes.process import Leftover, live_members
 from workers.spool import AttemptDir, Spool
 
@@ -169,15 +170,15 @@ class Supervisor:
 
     def _write_plan(self, directory: AttemptDir) -> None:
         launch = directory.launch
-        if launch.runtime != "process":
-            raise LaunchError(f"this node has no runtime {launch.runtime!r}; it has process")
+        if launch.runtime not in RUNTIMES:
+            raise LaunchError(f"this node has no runtime {launch.runtime!r}; it has {', '.join(RUNTIMES)}")
         launcher = launchers.load(launch.launcher)
         try:
             made = launcher.plan(launch, directory, self._settings.job_path)
         except OSError as error:  # such as a name longer than a file's may be
             raise LaunchError(f"the command cannot be prepared: {error.strerror}") from error
         made.share, made.accepted_s = f"{launch.attempt}.{launch.node_rank}", plan.boot_clock_s()
-        made.limits.cgroups = self._cgroups
+        made.runtime, made.limits.cgroups = launch.runtime, self._cgroups
         try:
             directory.write_plan(made)
         except ValueError as error:

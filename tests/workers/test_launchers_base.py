@@ -1,9 +1,10 @@
 """From a person's words to a command line, and from a log to the line that tells why."""
 
+import tempfile
 from pathlib import Path
 
 import pytest
-from yard import Yard
+from yard import Yard, output
 
 from workers.launchers import load
 from workers.launchers.base import LaunchError, last_error_line, words_of
@@ -40,6 +41,19 @@ def test_a_name_that_no_environment_can_hold_is_refused(tmp_path: Path, name: st
     with pytest.raises(LaunchError, match="cannot be set in the environment"):
         load("script").plan(order, yard.spool.create(order))
     yard.clear()
+
+
+def test_a_temporary_folder_leaves_room_for_the_path_of_a_socket(tmp_path: Path) -> None:
+    deep = Yard(tmp_path / ("deep" * 20))
+    order = deep.order("/bin/true")
+    assert "TMPDIR" not in load("script").plan(order, deep.spool.create(order)).env
+    deep.clear()
+    with tempfile.TemporaryDirectory(prefix="gy") as folder:
+        short = Yard(Path(folder))
+        attempt = short.python("from multiprocessing import Manager\nwith Manager() as m: print(m.address)\n")
+        assert short.ended(attempt).exit_code == 0, output(attempt)
+        assert output(attempt).startswith(str(attempt.path / "tmp"))
+        short.clear()
 
 
 def test_a_job_may_bring_its_own_path_and_threads_but_not_its_own_gpus(tmp_path: Path) -> None:

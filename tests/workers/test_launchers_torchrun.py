@@ -89,6 +89,16 @@ def test_the_first_rank_to_fail_is_named_with_its_error(yard: Yard, tmp_path: Pa
 
 
 @needs_torch
+def test_a_rank_that_is_killed_is_named_with_its_signal(yard: Yard, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import os, time\nif os.environ['RANK'] == '1': os.kill(os.getpid(), 9)\ntime.sleep(600)\n")
+    attempt = yard.start("train.py", launcher="torchrun", gpus=slots(2), world_size=2, workdir=str(tmp_path))
+    end = yard.ended(attempt, 60.0)
+    assert (end.ranks[0].rank, end.ranks[0].signal, end.ranks[0].exit_code) == (1, signal.SIGKILL, None)
+    assert not alive(attempt)
+
+
+@needs_torch
 def test_a_stop_ends_torchrun_and_every_rank(yard: Yard, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import os, time\nprint('pid', os.getpid())\ntime.sleep(600)\n")
     attempt = yard.start("train.py", launcher="torchrun", gpus=slots(2), world_size=2, workdir=str(tmp_path))

@@ -16,6 +16,9 @@ from workers.spool import AttemptDir
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
+TMPDIR_CHARS = 72
+"""A socket's path may have 107 characters, of which Python's multiprocessing takes 33: a longer folder is not used."""
+
 UNKILLABLE_S = 60.0
 """Of killing in vain, after which a person is told."""
 
@@ -66,9 +69,11 @@ def job_environment(launch: Launch, attempt: AttemptDir, job_path: str) -> dict[
     env = {
         "PATH": job_path or f"{Path(sys.executable).parent}:{SYSTEM_PATH}",
         "HOME": account.pw_dir, "USER": account.pw_name, "LOGNAME": account.pw_name, "LANG": "C.UTF-8",
-        "TMPDIR": str(attempt.path / "tmp"), "PYTHONUNBUFFERED": "1",
-        "MASTER_ADDR": launch.master_address,
+        "PYTHONUNBUFFERED": "1", "MASTER_ADDR": launch.master_address,
     }
+    own_tmp = str(attempt.path / "tmp")
+    if len(own_tmp) <= TMPDIR_CHARS:
+        env["TMPDIR"] = own_tmp
     if "TZ" in os.environ:
         env["TZ"] = os.environ["TZ"]
     if launch.master_port is not None:

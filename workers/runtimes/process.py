@@ -25,18 +25,18 @@ LIBC = ctypes.PyDLL(None, use_errno=True)
 
 
 class ProcessRuntime(Runtime):
-    def __init__(self, share: str, wanted_cgroups: str = "auto") -> None:
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
         if LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
             raise LaunchFailed(f"the kernel refuses a subreaper: {os.strerror(ctypes.get_errno())}")
-        self.cgroup = cgroups.create(share, wanted_cgroups)
+        self.cgroup = cgroups.create(plan.share, plan.limits.cgroups)
         self.main: int | None = None
-        self.main_status: int | None = None  # as waitpid gives it
 
-    def start(self, plan: Plan, output_fd: int) -> int:
+    def start(self, output_fd: int) -> int:
         report, complaint = os.pipe()
         pid = self._fork()
         if pid == 0:
-            _become(plan, output_fd, complaint)
+            _become(self.plan, output_fd, complaint)
         os.close(complaint)
         self.main = pid
         with os.fdopen(report, "rb") as file:
@@ -48,12 +48,14 @@ class ProcessRuntime(Runtime):
         return pid
 
     def signal(self, number: int) -> None:
+        if self.plan.stops_tree:
+            self.signal_tree(number)
+        elif self.main is not None and self.main_status is None:
+            tree.send(self.main, number)
+
+    def signal_tree(self, number: int) -> None:
         for pid in self.members():
             tree.send(pid, number)
-
-    def signal_main(self, number: int) -> None:
-        if self.main is not None and self.main_status is None:
-            tree.send(self.main, number)
 
     def wait(self) -> bool:
         while True:
@@ -79,7 +81,14 @@ class ProcessRuntime(Runtime):
         if self.cgroup is not None:
             self.cgroup.remove()
 
-    def pairs(self) -> Pairs:
+    def oom_kills(self) -> int | None:
+        return self.cgroup.oom_kills() if self.cgroup is not None else None
+
+    def settle(self) -> None:
+        if self.cgroup is not None:
+            cgroups.leave_unit(self.cgroup)
+
+    def record(self) -> Pairs:
         return self.cgroup.pairs() if self.cgroup is not None else []
 
     def _fork(self) -> int:
