@@ -18,6 +18,7 @@ import redis
 from django.conf import settings
 from django.db import connection
 
+from allinone.valkey import Valkey
 from portal.models import Attempt, Event, Job, LogStream, Node, Share
 from portal.services import logs
 from tests.portal.conftest import Cast, make_node
@@ -51,8 +52,8 @@ def database_of_the_tests() -> str:
 
 
 @contextmanager
-def running_ingest() -> Iterator[subprocess.Popen[bytes]]:
-    environment = os.environ | {"DATABASE_URL": database_of_the_tests()}
+def running_ingest(**variables: str) -> Iterator[subprocess.Popen[bytes]]:
+    environment = os.environ | {"DATABASE_URL": database_of_the_tests()} | variables
     process = subprocess.Popen([sys.executable, "manage.py", "ingest"], cwd=ROOT, env=environment)
     try:
         yield process
@@ -204,6 +205,47 @@ def test_a_database_that_turns_everybody_away_loses_nothing(node: SpooledNode, b
         finally:
             admin.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS true')
         wait(lambda: stored(node) > 0, "the way back")
+        node.settle()
+    node.assert_whole()
+
+
+@pytest.fixture
+def own_valkey(tmp_path: Path) -> Iterator[Valkey]:
+    """One that may be killed; it keeps nothing over a restart."""
+    server = Valkey(tmp_path / "valkey", durable=False)
+    server.start()
+    yield server
+    server.stop()
+
+
+def test_a_broker_that_is_killed_and_comes_back_empty_is_found_again(cast: Cast, own_valkey: Valkey) -> None:
+    node = SpooledNode(cast, redis.Redis.from_url(own_valkey.url), b"line\n" * 20_000)
+    with running_ingest(REDIS_URL=own_valkey.url):
+        node.send(node.events[0], *node.chunks(0, 30_000))
+        wait(lambda: stored(node) > 0, "progress")
+        assert own_valkey.pid is not None
+        os.kill(own_valkey.pid, signal.SIGKILL)
+        own_valkey.stop()
+        own_valkey.start()
+        node.settle()
+    node.assert_whole()
+
+
+def test_a_broker_that_stands_still_is_waited_for(cast: Cast, own_valkey: Valkey) -> None:
+    node = SpooledNode(cast, redis.Redis.from_url(own_valkey.url), b"line\n" * 20_000)
+    with running_ingest(REDIS_URL=own_valkey.url) as process:
+        node.heartbeat()
+        wait(lambda: Node.objects.get(pk=node.node.pk).echo_nonce != "", "a heartbeat")
+        assert own_valkey.pid is not None
+        os.kill(own_valkey.pid, signal.SIGSTOP)
+        try:
+            asked_at = time.monotonic()
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(15) == 0, "a broker that hangs must not keep ingest from ending"
+            assert time.monotonic() - asked_at < 12
+        finally:
+            os.kill(own_valkey.pid, signal.SIGCONT)
+    with running_ingest(REDIS_URL=own_valkey.url):
         node.settle()
     node.assert_whole()
 
