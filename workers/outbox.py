@@ -68,6 +68,7 @@ class Cursor:
         self.acknowledged = 0
         self.sent = 0
         self._beats_at_send = 0
+        self._repeats = 0  # without progress: a portal that takes none of it gets it ever more rarely
         self._progress_at = 0.0
 
     @property
@@ -85,6 +86,7 @@ class Cursor:
         """`to` may be smaller than before: a portal restored from a backup asks for the rest again."""
         if to != self.acknowledged:
             self._progress_at = self._clock()
+            self._repeats = 0
         self.acknowledged = to
         self.sent = max(self.sent, to)
 
@@ -93,9 +95,11 @@ class Cursor:
             return False
         waited_s = self._clock() - self._progress_at
         proven = self._pulse.echoed > self._beats_at_send
-        if waited_s < (RESEND_AFTER_S if proven else RESEND_UNPROVEN_AFTER_S):
+        patience_s = RESEND_AFTER_S * 2**self._repeats if proven else RESEND_UNPROVEN_AFTER_S
+        if waited_s < min(patience_s, RESEND_UNPROVEN_AFTER_S):
             return False
         self.sent = self.acknowledged
+        self._repeats = min(self._repeats + 1, 10)
         return True
 
 

@@ -148,6 +148,23 @@ def test_progress_puts_the_repetition_off() -> None:
     assert cursor.rewind_if_lost() and cursor.sent == 60
 
 
+def test_a_portal_that_takes_nothing_is_sent_it_ever_more_rarely() -> None:
+    clock, pulse = Clock(), Pulse()
+    cursor = Cursor(pulse, clock)
+    resent_at = []
+    cursor.advance(100)
+    for second in range(300):
+        clock.now += 1
+        pulse.heard(pulse.beat())
+        if cursor.rewind_if_lost():
+            resent_at.append(second + 1)
+            cursor.advance(100)
+    assert resent_at == [5, 15, 35, 75, 135, 195, 255]
+    cursor.acknowledge(50)
+    clock.now += 5
+    assert cursor.rewind_if_lost(), "progress makes it patient again"
+
+
 def test_a_portal_restored_from_a_backup_gets_the_rest_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.write(b"0123456789")
     bench.settle()
