@@ -3,10 +3,13 @@
 `celery -A portal.celery worker -B -Q control -P threads -c 2` runs the control worker.
 """
 
+import ctypes
 import os
+import signal
 from typing import Any
 
 from celery import Celery
+from celery.signals import beat_embedded_init
 from django.conf import settings
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "portal.settings")
@@ -16,6 +19,15 @@ CYCLE_TASK = "portal.cycle"
 CONTACT_TASK = "portal.contact"
 COMPACT_TASK = "portal.compact"
 COMPACT_EVERY_S = 60.0
+
+
+PR_SET_PDEATHSIG = 1
+
+
+@beat_embedded_init.connect
+def end_with_worker(**_: Any) -> None:
+    """The beat is a child process of the worker. If the worker is killed it must not tick on beside its successor."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def make_app(name: str, timeout_s: float, **conf: Any) -> Celery:
