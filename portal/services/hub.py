@@ -105,6 +105,8 @@ class Hub:
                     await self._subscribe()
                 except (redis.RedisError, OSError) as error:
                     log.warning("Live notices are interrupted, watchers ask the database instead: %s", error)
+                except Exception:
+                    log.exception("Listening for live notices failed, watchers ask the database instead.")
                 self._lost()
                 await asyncio.sleep(RETRY_S)
         finally:

@@ -1,6 +1,7 @@
 """A stream of events as an HTTP answer: counted per person, closed when nobody reads it."""
 
 import asyncio
+import logging
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -8,13 +9,15 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from asgiref.sync import sync_to_async
-from django.db import connections
+from django.db import InterfaceError, OperationalError, connections
 from django.http import StreamingHttpResponse
 
 from portal.services.errors import Problem
 
 STREAMS_PER_USER = 20  # in this process
 WRITE_S = 30.0  # a reader that takes nothing for so long is let go
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -92,11 +95,19 @@ class EventStream:
             event, self._first = self._first, None
             chunk = b"retry: 2000\n\n" + event.encode()
         else:
-            chunk = (await anext(self._events)).encode()
+            chunk = (await self._next()).encode()
         # Until it is asked for more, the server is writing this to the reader.
         if task := asyncio.current_task():
             self._impatience = self._loop.call_later(WRITE_S, task.cancel)
         return chunk
+
+    async def _next(self) -> ServerEvent:
+        """A database that is away ends the stream; the reader comes again and is told so by an ordinary answer."""
+        try:
+            return await anext(self._events)
+        except (OperationalError, InterfaceError) as error:
+            log.warning("A live stream ends, the database cannot be reached: %s", error)
+            raise StopAsyncIteration from error
 
     def close(self) -> None:
         if not self._closed:

@@ -112,7 +112,7 @@ async def job_log(user_id: int, job_id: int, rank: int | str, offset: int) -> As
         piece = await look(tail.read_near, offset)
         if piece.offset != offset:
             yield gap(offset, piece.offset)
-        watch, position = Watch(tail.check), piece.offset
+        watch, position, looked_at = Watch(tail.check), piece.offset, time.monotonic()
         yield PING
         while watch.alive:
             if piece.offset > position:
@@ -124,13 +124,15 @@ async def job_log(user_id: int, job_id: int, rank: int | str, offset: int) -> As
             if piece.complete:
                 yield ServerEvent(str(position), "complete", json.dumps({"offset": position}))
                 return
-            await rest(box, Watch.patience_s(), hurry=piece.next_offset < piece.size_bytes)
+            if not piece.data or position >= piece.size_bytes:
+                await rest(box, looked_at)
             if not await watch.allowed():
                 yield REVOKED
                 return
             if watch.ping_due:
                 yield PING
                 watch.spoke()
+            looked_at = time.monotonic()
             piece = await look(tail.read, position)
 
 
@@ -254,11 +256,10 @@ async def look(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T
     return await asyncio.get_running_loop().run_in_executor(LOOKERS, borrowed)
 
 
-async def rest(box: Mailbox, patience_s: float, *, hurry: bool) -> None:
-    """Until there is news, but long enough that lines written one by one travel together."""
-    if not hurry:
-        await box.wait(patience_s)
-        await asyncio.sleep(LOG_PAUSE_S)
+async def rest(box: Mailbox, looked_at: float) -> None:
+    """Until there is news. A first line travels at once, lines that follow it closely travel together."""
+    await box.wait(Watch.patience_s())
+    await asyncio.sleep(max(0.0, looked_at + LOG_PAUSE_S - time.monotonic()))
 
 
 def active_user(user_id: int) -> User:

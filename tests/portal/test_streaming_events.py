@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import pytest
 import redis
-from django.db import connection
+from django.db import OperationalError, connection
 
 from portal.models import Allocation, Attempt, Gpu, Job, LogStream, Node, User
 from portal.services import live, logs, sse, streaming
@@ -147,6 +147,7 @@ def test_a_line_reaches_its_reader_within_three_tenths_of_a_second(cast: Cast, a
         return waits
 
     waits = run(scenario())
+    print("line to reader, s:", [round(wait, 3) for wait in waits])
     assert sorted(waits)[2] < 0.3, waits
 
 
@@ -282,6 +283,33 @@ def test_a_reader_who_takes_nothing_is_let_go(cast: Cast, attempt: Attempt, monk
         with pytest.raises(asyncio.CancelledError):
             await asyncio.create_task(serve())
         assert sse.SLOTS.count(cast.bob.pk) == 0
+
+    run(scenario())
+
+
+def test_a_database_that_goes_away_ends_the_stream_and_frees_its_place(cast: Cast) -> None:
+    async def cut_off() -> AsyncIterator[ServerEvent]:
+        yield ServerEvent(None, "ping")
+        raise OperationalError("server closed the connection unexpectedly")
+
+    async def scenario() -> list[bytes]:
+        response = await sse.sse_response(cast.bob.pk, cut_off())
+        seen = [chunk async for chunk in response]
+        response.close()
+        assert sse.SLOTS.count(cast.bob.pk) == 0
+        return seen
+
+    assert len(run(scenario())) == 1
+
+
+def test_a_log_whose_file_is_gone_says_so(cast: Cast, attempt: Attempt) -> None:
+    write(attempt, 0, b"12345")
+    logs.path_of(attempt.pk, "rank-0").unlink()
+
+    async def scenario() -> None:
+        with pytest.raises(Problem) as refused:
+            await anext(streaming.job_log(cast.bob.pk, attempt.job_id, 0, 0))
+        assert refused.value.status == 410
 
     run(scenario())
 
