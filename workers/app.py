@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import IO
 
 from celery import Celery
-from celery.exceptions import CPendingDeprecationWarning
 
 from wire import names
 from workers import steps, tasks
@@ -92,7 +91,7 @@ def main() -> int:
     logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(threadName)s: %(message)s")
     for name in ("celery.worker.strategy", "celery.app.trace"):  # two lines for every hint
         logging.getLogger(name).setLevel(logging.WARNING)
-    warnings.filterwarnings("ignore", category=CPendingDeprecationWarning)
+    logging.getLogger("py.warnings").setLevel(logging.ERROR)  # Celery's advice for its next version
     # A node that starts jobs for several accounts runs as root; what it takes from the broker is JSON and signed.
     warnings.filterwarnings("ignore", message="You're running the worker with superuser privileges")
     with lock:
