@@ -6,7 +6,7 @@ import threading
 from django.utils import timezone
 
 from portal.celery import COMPACT_TASK, CONTACT_TASK, CYCLE_TASK, app
-from portal.services import broker, desired, nodes, samples, scheduling
+from portal.services import broker, desired, nodes, overdue, samples, scheduling
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +26,7 @@ def cycle() -> None:
 @app.task(name=CONTACT_TASK)
 def contact() -> None:
     nodes.sweep(LISTENING_SINCE)
+    overdue.note()
     broker.attempt("the nodes' broker accounts", nodes.assert_broker_users)
     desired.publish_all()
 

@@ -46,6 +46,7 @@ def enroll(name: str, public_key_hex: str, *, replace: bool = False) -> dict[str
 @transaction.atomic
 def heartbeat(node: Node, beat: Heartbeat) -> None:
     """The portal's clock says when it was heard; the node's own times are only shown."""
+    node.refresh_from_db(from_queryset=Node.objects.select_for_update())  # a sweep may be judging it right now
     note_reboot(node, beat.boot_id)
     note_strangers(node, beat)
     heard = {
