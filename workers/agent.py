@@ -8,6 +8,7 @@ import time
 import psutil
 
 from wire.reports import Heartbeat, Inventory, Telemetry
+from wire.signing import public_key_of
 from workers import inventory
 from workers.gpus import GpuList
 from workers.logs import Shipper
@@ -44,7 +45,9 @@ class Agent:
         self.rejections = Rejections()
         self.sync = Sync(settings, self.publisher, self.supervisor, Upward(self.events, self.logs, self.pulse),
                          self.rejections)
-        self.reader = Reader("simulated" if settings.simulate else "nvml", settings.simulate, settings.node,
+        # Two yards on one machine may both have a node1: its key tells their simulated GPUs apart.
+        identity = f"{settings.node}.{public_key_of(settings.private_key).hex()[:16]}"
+        self.reader = Reader("simulated" if settings.simulate else "nvml", settings.simulate, identity,
                              interval_s=settings.telemetry_interval_s)
         self.restarter = Restarter(settings.state_dir / "restarted_at")
         self.sync_loop = Loop("sync", self.sync_turn)
