@@ -1,66 +1,25 @@
 """What nodes send ends in the database once, whatever is repeated, forged, garbled or lost on the way."""
 
 import time
-import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 import pytest
 import redis
 from django.db import OperationalError
 
-from portal.models import Allocation, Attempt, Event, Gpu, Job, LogStream, Node, SampleBlock, Share
+from portal.models import Attempt, Event, Gpu, Job, Node, SampleBlock, Share
 from portal.services import ingest, logs
 from portal.services.intake import Intake
 from tests.portal.conftest import Cast, make_node
-from wire.desired import Desired, Launch
-from wire.names import INGEST_GROUP, desired_key, upstream_key
+from tests.portal.upstream import Machine, a_whole_life, assert_whole, chunk, drain, event, heartbeat, start_attempt
+from wire.names import INGEST_GROUP, upstream_key
 from wire.reports import (
-    AttemptEvent,
     GpuReading,
-    Heartbeat,
     Inventory,
-    LogChunk,
-    Rejected,
-    Report,
     Telemetry,
 )
-from wire.signing import Action, Signer, new_private_key, public_key_of
 from wire.states import AttemptState, EndReason
-
-
-@dataclass
-class Machine:
-    """A node as the broker sees it."""
-
-    node: Node
-    broker: redis.Redis
-    key: bytes = field(default_factory=new_private_key)
-    sent: int = 0
-
-    def __post_init__(self) -> None:
-        Node.objects.filter(pk=self.node.pk).update(public_key=public_key_of(self.key))
-
-    def send(self, *reports: Report, key: bytes | None = None, audience: str = "portal") -> None:
-        signer = Signer(key or self.key, self.node.name)
-        for report in reports:
-            self.sent += 1
-            self.send_raw(signer.seal(report, audience=audience, action=Action.REPORT, epoch=self.sent))
-
-    def send_raw(self, sealed: bytes) -> None:
-        self.broker.xadd(upstream_key(self.node.name), {b"m": sealed})
-
-    def desired(self) -> Desired | None:
-        raw = self.broker.get(desired_key(self.node.name))
-        if raw is None:
-            return None
-        body, _signature = msgspec.msgpack.decode(raw, type=tuple[bytes, bytes])
-        return msgspec.msgpack.decode(msgspec.msgpack.decode(body, type=list)[7], type=Desired)
-
-    def waiting(self) -> int:
-        return self.broker.xlen(upstream_key(self.node.name))
 
 
 @pytest.fixture
@@ -82,57 +41,6 @@ def attempt(cast: Cast, machine: Machine) -> Attempt:
 @pytest.fixture
 def reader() -> ingest.Ingest:
     return ingest.Ingest()
-
-
-def start_attempt(cast: Cast, node: Node) -> Attempt:
-    job = Job.objects.create(
-        owner=cast.bob, project=cast.bob.personal_project, name="train", spec={}, gpu_count=1, state="starting"
-    )
-    attempt = Attempt.objects.create(job=job, number=1)
-    order = Launch(attempt=str(attempt.pk), job=job.pk, epoch=1, name="t", user="bob", launcher="script", command="x")
-    Share.objects.create(attempt=attempt, node=node, launch=msgspec.to_builtins(order))
-    Allocation.objects.create(attempt=attempt, gpu=node.gpus.get(index=0), rank=0)
-    return attempt
-
-
-def event(attempt: Attempt, seq: int, state: AttemptState, **fields: Any) -> AttemptEvent:
-    return AttemptEvent(
-        attempt=str(attempt.pk), job=attempt.job_id, epoch=1, seq=seq, at=time.time(), state=state, **fields
-    )
-
-
-def chunk(attempt: Attempt, offset: int, data: bytes) -> LogChunk:
-    return LogChunk(attempt=str(attempt.pk), job=attempt.job_id, epoch=1, stream="rank-0", offset=offset, data=data,
-                    crc32=zlib.crc32(data))
-
-
-def heartbeat(nonce: str = "n", **fields: Any) -> Heartbeat:
-    return Heartbeat(boot_id="boot-1", nonce=nonce, serial=0, at=time.time(), started_at=0.0, **fields)
-
-
-def drain(reader: ingest.Ingest) -> int:
-    """Rounds until a round finds nothing."""
-    taken = 0
-    while count := reader.run_once(block_s=0.001):
-        taken += count
-    return taken + reader.run_once(block_s=0.001)
-
-
-def a_whole_life(attempt: Attempt) -> list[Report]:
-    return [
-        event(attempt, 1, AttemptState.STARTING), event(attempt, 2, AttemptState.RUNNING),
-        chunk(attempt, 0, b"epoch 1\n"), chunk(attempt, 8, b"epoch 2\n"),
-        event(attempt, 3, AttemptState.SUCCEEDED, reason=EndReason.EXITED, exit_code=0, log_sizes={"rank-0": 16}),
-    ]
-
-
-def assert_whole(attempt: Attempt) -> None:
-    job = Job.objects.get(pk=attempt.job_id)
-    piece = logs.read(job, 0, 0, 100)
-    assert (job.state, piece.data, piece.complete) == ("succeeded", b"epoch 1\nepoch 2\n", True)
-    assert Share.objects.get(attempt=attempt).event_seq == 3
-    assert not Allocation.objects.filter(released_at=None).exists()
-    assert Event.objects.filter(job=job, kind="job.state", to_state="succeeded").count() == 1
 
 
 # --- the ordinary way -------------------------------------------------------------------------------------------------
@@ -296,100 +204,6 @@ def test_nothing_is_acknowledged_while_the_database_refuses(
     reader.retreat()
     drain(reader)
     assert_whole(attempt)
-
-
-# --- forged and garbled -----------------------------------------------------------------------------------------------
-def complaints(kind: str) -> list[str]:
-    return list(Event.objects.filter(kind=kind).order_by("id").values_list("reason", flat=True))
-
-
-@pytest.mark.parametrize("garbage", [b"", b"\x00", b"{}", b"\xc1" * 100, msgspec.msgpack.encode((b"x", b"y" * 64))])
-def test_garbage_is_put_away_and_what_follows_is_taken(
-    machine: Machine, attempt: Attempt, reader: ingest.Ingest, garbage: bytes
-) -> None:
-    machine.send_raw(garbage)
-    machine.broker.xadd(upstream_key(machine.node.name), {b"other": b"field"})
-    machine.send(*a_whole_life(attempt))
-    drain(reader)
-    assert_whole(attempt)
-    assert complaints("node.rejected")
-
-
-def test_a_report_signed_by_another_node_is_refused(
-    machine: Machine, attempt: Attempt, reader: ingest.Ingest
-) -> None:
-    machine.send(*a_whole_life(attempt), key=new_private_key())
-    drain(reader)
-    assert Job.objects.get(pk=attempt.job_id).state == "starting"
-    assert not LogStream.objects.exists()
-    assert complaints("node.rejected") == ["bad_signature"]  # once, not five times
-
-
-def test_a_report_for_another_audience_is_refused(machine: Machine, attempt: Attempt, reader: ingest.Ingest) -> None:
-    machine.send(event(attempt, 1, AttemptState.RUNNING), audience="n2")
-    drain(reader)
-    assert complaints("node.rejected") == ["wrong_audience"]
-
-
-def test_a_report_on_the_attempt_of_another_node_is_dropped_and_seen(
-    cast: Cast, machine: Machine, attempt: Attempt, reader: ingest.Ingest
-) -> None:
-    intruder = Machine(make_node("n2", gpus=1), machine.broker)
-    intruder.send(event(attempt, 1, AttemptState.FAILED, reason=EndReason.EXIT_CODE), chunk(attempt, 0, b"lies\n"))
-    drain(reader)
-    assert Job.objects.get(pk=attempt.job_id).state == "starting"
-    assert not LogStream.objects.exists()
-    violation = Event.objects.get(kind="node.violation")
-    assert violation.node == intruder.node and "never given" in violation.message
-
-
-@pytest.mark.parametrize("text", ["not-a-uuid", "", "\x00", "9" * 5000])
-def test_an_attempt_that_cannot_exist_is_dropped(
-    machine: Machine, attempt: Attempt, reader: ingest.Ingest, text: str
-) -> None:
-    strange = event(attempt, 1, AttemptState.RUNNING)
-    strange.attempt = text
-    machine.send(strange, *a_whole_life(attempt))
-    drain(reader)
-    assert_whole(attempt)
-    assert complaints("node.violation") == ["foreign_attempt"]
-
-
-def test_a_report_that_cannot_be_applied_does_not_hold_up_the_others(
-    machine: Machine, attempt: Attempt, reader: ingest.Ingest
-) -> None:
-    """A NUL in a JSON column is refused by the database itself."""
-    life = a_whole_life(attempt)
-    machine.send(life[0], heartbeat("n", gpu_reader="failed: \x00"), *life[1:])
-    drain(reader)
-    assert_whole(attempt)
-    assert machine.waiting() == 0
-
-
-def test_a_node_that_refuses_an_order_is_heard(machine: Machine, reader: ingest.Ingest) -> None:
-    machine.send(*[Rejected(at=time.time(), code="stale_serial", message="serial 3 after 4\x00")] * 3)
-    drain(reader)
-    assert complaints("node.rejected") == ["stale_serial"]
-
-
-def test_an_old_heartbeat_proves_nothing_about_now(machine: Machine, reader: ingest.Ingest) -> None:
-    old = Signer(machine.key, machine.node.name, clock=lambda: time.time() - 3600)
-    machine.send_raw(old.seal(heartbeat("replayed"), audience="portal", action=Action.REPORT, epoch=1))
-    drain(reader)
-    assert Node.objects.get(pk=machine.node.pk).echo_nonce == ""
-
-
-def test_a_flooded_stream_is_bounded_and_named(
-    machine: Machine, reader: ingest.Ingest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drain(reader)
-    monkeypatch.setattr(ingest, "STREAM_CAP", 10)
-    monkeypatch.setattr(ingest, "CAP_EVERY_S", 0)
-    for _ in range(50):
-        machine.send_raw(b"x")
-    reader._keep_in_bounds()
-    assert machine.waiting() == 10
-    assert complaints("node.violation") == ["flood"]
 
 
 # --- being alone, being seen ------------------------------------------------------------------------------------------
