@@ -32,6 +32,7 @@ maxmemory-policy noeviction
 tcp-keepalive 60
 timeout 0
 loglevel notice
+set-proc-title no
 """
 
 
