@@ -196,7 +196,7 @@ def rank_views(shares: list[Share], allocations: list[Allocation], streams: list
 
 
 def rank_view(share: Share, rank: int, gpu: Gpu | None, log: LogStream | None, first: bool) -> RankView:
-    ended = next((entry for entry in share.ranks if entry.get("rank") == rank), {})
+    ended: dict[str, Any] = next((entry for entry in share.ranks if entry.get("rank") == rank), {})
     return RankView(
         rank=rank,
         node=share.node.name,

@@ -117,7 +117,7 @@ def positions(text: str) -> dict[str, int]:
 
 
 def news(found: Job, wanted: dict[str, int]) -> dict[str, Any]:
-    parts = []
+    parts: list[dict[str, Any]] = []
     streams = logs.streams(found)
     for stream in streams:
         offset = min(wanted.get(stream.name, 0), stream.size_bytes)

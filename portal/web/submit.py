@@ -23,9 +23,9 @@ from portal.web.people import person
 @page
 def new_job(request: HttpRequest) -> HttpResponse:
     if request.method == "GET":
-        data, origin = first_draft(request)
-        return form_page(request, data, origin=origin)
-    data = None
+        draft, origin = first_draft(request)
+        return form_page(request, draft, origin=origin)
+    data: object = None
     try:
         data = forms.spec_data(request.POST)
         key = request.POST.get("key", "")[:80]
