@@ -34,7 +34,6 @@ class Shim:
         self.directory = directory
         with open(self.path(disk.PLAN), "rb") as file:
             self.plan: Plan = disk.decode_plan(file.read())
-        self.runtime = runtimes.load(self.plan.runtime)(self.plan)
         self.wake_fd = os.open(self.path(disk.WAKE), os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self.trimmers = [Trimmer(self.log_path(name), self.plan.limits.log_cap_bytes) for name in self.plan.streams]
         self.waiter = select.poll()
@@ -46,6 +45,8 @@ class Shim:
         self.kill_at_s: float | None = None
         self.killing_since_s: float | None = None
         self.unkillable = False
+        # Last: it takes from the kernel what must be given back.
+        self.runtime = runtimes.load(self.plan.runtime)(self.plan)
 
     def run(self) -> None:
         boot = disk.boot_id()
