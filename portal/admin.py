@@ -1,7 +1,8 @@
 """The admin console: accounts, projects, nodes, and a read-only view of everything that services write."""
 
-from typing import Any
+from typing import Any, cast
 
+from allauth.account.models import EmailAddress
 from django.contrib import admin
 from django.contrib.auth.admin import UserAdmin as DjangoUserAdmin
 from django.contrib.auth.models import Group
@@ -11,8 +12,10 @@ from unfold.admin import ModelAdmin, TabularInline
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
 
 from portal.models import Allocation, ApiToken, Attempt, Event, Gpu, Job, Membership, Node, Project, User
+from portal.services import accounts, nodes, tokens
 
 admin.site.unregister(Group)
+admin.site.unregister(EmailAddress)  # addresses stand with their user
 
 
 class ReadOnlyAdmin(ModelAdmin):
@@ -39,6 +42,10 @@ class UserAdmin(DjangoUserAdmin, ModelAdmin):
     list_display = ("username", "email", "is_superuser", "is_active", "last_login")
     inlines = (MembershipInline,)
 
+    def save_model(self, request: HttpRequest, obj: User, form: Any, change: bool) -> None:
+        super().save_model(request, obj, form, change)
+        accounts.welcome(obj)
+
 
 @admin.register(Project)
 class ProjectAdmin(ModelAdmin):
@@ -52,6 +59,12 @@ class ApiTokenAdmin(ReadOnlyAdmin):
     list_display = ("prefix", "name", "user", "created_at", "expires_at", "last_used_at", "revoked_at")
     list_filter = ("user",)
     exclude = ("digest",)
+    actions = ("revoke",)
+
+    @admin.action(description="Revoke the chosen tokens", permissions=["view"])
+    def revoke(self, request: HttpRequest, chosen: models.QuerySet[ApiToken]) -> None:
+        for token in chosen:
+            tokens.revoke(token)
 
 
 @admin.register(Node)
@@ -78,6 +91,9 @@ class NodeAdmin(ModelAdmin):
 
     def has_delete_permission(self, request: HttpRequest, obj: models.Model | None = None) -> bool:
         return False
+
+    def save_model(self, request: HttpRequest, obj: Node, form: Any, change: bool) -> None:
+        nodes.set_schedulable(obj, obj.schedulable, reason=obj.cordon_reason, actor=cast(User, request.user))
 
 
 @admin.register(Gpu)

@@ -5,6 +5,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from django.core.exceptions import ImproperlyConfigured
+from django.templatetags.static import static
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 
@@ -219,4 +220,25 @@ LOGGING = {
         "celery.app.trace": {"level": "WARNING"},
     },
 }
-UNFOLD = {"SITE_TITLE": "gpuyard", "SITE_HEADER": "gpuyard console", "SITE_URL": "/"}
+UNFOLD = {
+    "SITE_TITLE": "gpuyard",
+    "SITE_HEADER": "gpuyard console",
+    "SITE_URL": "/",
+    "SITE_ICON": lambda request: static("logo.svg"),  # noqa: ARG005
+    "SITE_FAVICONS": [{"rel": "icon", "type": "image/svg+xml", "href": lambda request: static("logo.svg")}],  # noqa: ARG005
+    "COLORS": {
+        "primary": {
+            "50": "239 245 255",
+            "100": "219 232 254",
+            "200": "190 215 253",
+            "300": "147 189 250",
+            "400": "96 153 245",
+            "500": "53 117 235",
+            "600": "27 94 214",
+            "700": "23 77 178",
+            "800": "25 66 144",
+            "900": "27 57 115",
+            "950": "18 37 74",
+        },
+    },
+}

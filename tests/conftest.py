@@ -15,6 +15,7 @@ import django
 import django.conf
 import pytest
 import redis
+from django.core.management import call_command
 
 from allinone.postgres import Postgres
 from allinone.valkey import Valkey
@@ -47,6 +48,12 @@ def django_db_modify_db_settings() -> Iterator[None]:
     POSTGRES.start()
     yield
     POSTGRES.stop()
+
+
+@pytest.fixture(scope="session")
+def assets() -> None:
+    """Pages name their files by content, so the files must have been collected."""
+    call_command("collectstatic", interactive=False, verbosity=0)
 
 
 @pytest.fixture

@@ -81,6 +81,7 @@ class Gpu(models.Model):
 
     class Meta:
         ordering = ["node__name", "index"]
+        verbose_name = "GPU"
 
     def __str__(self) -> str:
         return f"{self.node.name} GPU {self.index}"

@@ -10,7 +10,7 @@ from django.conf import settings
 from django.db import transaction
 from django.utils import timezone
 
-from portal.models import Node, Share
+from portal.models import Node, Share, User
 from portal.services import broker, broker_users, events, gpus, keys, scheduling, transitions
 from portal.services.desired import ENDED
 from portal.services.errors import Problem, field_problem
@@ -102,6 +102,18 @@ def sweep(listening_since: datetime | None = None) -> int:
 def assert_broker_users() -> int:
     """Make the nodes' broker accounts if the broker does not know them (any more). -> how many were made."""
     return broker_users.WATCH.look()
+
+
+@transaction.atomic
+def set_schedulable(node: Node, schedulable: bool, *, reason: str = "", actor: User | None = None) -> None:
+    """Whether it may get new work. What runs there goes on and is watched to its end either way."""
+    reason = "" if schedulable else storable(reason, 200)
+    changed = Node.objects.filter(pk=node.pk).exclude(schedulable=schedulable, cordon_reason=reason)
+    if not changed.update(schedulable=schedulable, cordon_reason=reason):
+        return
+    kind = "node.uncordoned" if schedulable else "node.cordoned"
+    events.record(kind, node=node, message=reason, actor=actor)
+    scheduling.wake()
 
 
 # --- helpers ----------------------------------------------------------------------------------------------------------
