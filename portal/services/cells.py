@@ -92,7 +92,8 @@ def holders(user: User, node_ids: list[int]) -> dict[int, Holder]:
 
 def holder(row: Allocation, user: User, visible: set[int]) -> Holder:
     job = row.attempt.job
-    who = Holder(job.owner.username, job.owner.initials, job.owner_id == user.pk, row.rank, row.allocated_at)
+    initials = job.owner.initials if len(job.owner.initials) > 1 else job.owner.username[:2]
+    who = Holder(job.owner.username, initials, job.owner_id == user.pk, row.rank, row.allocated_at)
     if job.pk not in visible:
         return who
     return Holder(who.owner, who.initials, who.mine, who.rank, who.since, job.pk, job.name)

@@ -3,6 +3,7 @@
    const channel = connect("/live/cluster/", {
      on: { cell: (data, id) => … },  // by event name; data is parsed JSON (the raw string if it is not JSON)
      staleAfterS: 15,                // no event for so long: "stale". null for a stream that may be silent (a log)
+     freshOn: ["cell"],              // only these events count as data; every one does if this is left out
      parts: "[data-live]",           // these elements get data-live-state, and their .gy-age says "34 s old" when stale
      onState: (state, ageS) => …,    // "live" | "reconnecting" | "stale" | "ended"
    });
@@ -28,10 +29,10 @@ const HIDDEN_GRACE_MS = 10_000;
 const POINTER_REST_MS = 2_000;
 const channels = new Set();
 
-export function connect(address, { on = {}, staleAfterS = 15, parts = null, onState = () => {} } = {}) {
+export function connect(address, { on = {}, staleAfterS = 15, freshOn = null, parts = null, onState = () => {} } = {}) {
   const channel = {
     state: "reconnecting", since: Date.now(), heardAt: Date.now(), dataAt: Date.now(), lastId: null,
-    source: null, retryMs: 1000, timer: 0, ended: false, staleAfterS, parts, onState,
+    source: null, retryMs: 1000, timer: 0, ended: false, staleAfterS, freshOn, parts, onState,
     close() { stop(channel); channels.delete(channel); showMarker(); },
   };
   channel.open = () => open(channel, address, on);
@@ -60,7 +61,7 @@ function open(channel, address, on) {
 
 function received(channel, event, handler) {
   if (event.lastEventId) channel.lastId = event.lastEventId;
-  channel.dataAt = Date.now();
+  if (!channel.freshOn || channel.freshOn.includes(event.type)) channel.dataAt = Date.now();
   heard(channel);
   if (handler) handler(parsed(event.data), event.lastEventId, event);
 }

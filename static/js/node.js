@@ -14,6 +14,7 @@ charts?.show(900);
 connect(page.dataset.stream, {
   on: { cell: moved, job: refresh, node: refresh, gpu: refresh, changed: refresh },
   staleAfterS: Number(page.dataset.gpus) ? 15 : null,
+  freshOn: ["cell"],
   parts: "[data-live]",
   onState: (state) => { if (state === "live" && was !== "live") refresh(); was = state; },
 });

@@ -11,6 +11,7 @@ let was = "live";
 connect(page.dataset.stream, {
   on: { cell: ({ gpus }) => grid.update(gpus), job: refresh, node: refresh, gpu: refresh, changed: refresh },
   staleAfterS: Number(page.dataset.gpus) ? 15 : null,
+  freshOn: ["cell"],
   parts: "[data-live]",
   onState: (state) => { if (state === "live" && was !== "live") refresh(); was = state; },
 });

@@ -13,6 +13,7 @@ const refresh = partsRefresher(page.dataset.url, { grid: (fresh) => grid.patch(f
 connect(page.dataset.stream, {
   on: { cell: moved, job: refresh, node: refresh, gpu: refresh, hold: refresh, changed: refresh },
   staleAfterS: grid.cells.length ? 15 : null,
+  freshOn: ["cell"],
   parts: "[data-live]",
   onState: noteReconnect,
 });
