@@ -102,7 +102,8 @@ def stop_of(share: Share) -> Stop:
 
 def acknowledgements(shares: list[Share]) -> dict[str, Acknowledged]:
     offsets: dict[object, dict[str, int]] = {}
-    streams = LogStream.objects.filter(attempt__in=[share.attempt_id for share in shares])
+    begun = [share.attempt_id for share in shares if share.event_seq]  # no log comes before the first event
+    streams = LogStream.objects.filter(attempt__in=begun)
     for attempt_id, name, size_bytes in streams.values_list("attempt_id", "name", "size_bytes"):
         offsets.setdefault(attempt_id, {})[name] = size_bytes
     return {

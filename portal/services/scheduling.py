@@ -27,6 +27,7 @@ WAKE_KEY = "control.wake"
 WAKE_LASTS_MS = 2000
 RETRY_AFTER_S = 5.0
 REMEMBERED = 50_000
+COLUMNS = ("spec", "submitted_at", "state", "state_since", "hold_code", "hold_message")
 
 log = logging.getLogger(__name__)
 REQUESTS: dict[tuple[int, datetime], JobRequest] = {}
@@ -46,7 +47,7 @@ def run_cycle() -> CycleResult:
         if not mine:
             return CycleResult(busy=True)
         now = timezone.now()
-        waiting = {job.pk: job for job in Job.objects.waiting().order_by("pk").defer("end_message")}
+        waiting = {job.pk: job for job in Job.objects.waiting().order_by("pk").only(*COLUMNS)}
         result = CycleResult()
         if not waiting:
             return result
@@ -69,7 +70,7 @@ def woken() -> None:
 
 def would_start(spec: specs.JobSpec) -> Decision:
     """What would happen to this draft if it were submitted now: behind all who wait already."""
-    waiting = {job.pk: job for job in Job.objects.waiting().order_by("pk").defer("end_message")}
+    waiting = {job.pk: job for job in Job.objects.waiting().order_by("pk").only(*COLUMNS)}
     seen = snapshot(waiting)
     draft = Snapshot((*seen.jobs, spec.request(0)), seen.nodes)
     return decide(draft, timezone.now().timestamp())[-1]

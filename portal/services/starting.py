@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 from django.db import transaction
-from django.db.models import Max
+from django.db.models import OuterRef, Subquery
 from django.utils import timezone
 
 from portal.models import Allocation, Attempt, Gpu, Job, JobState, Node, Share
@@ -33,14 +33,15 @@ class Part:
 @transaction.atomic
 def start(decision: Start) -> bool:
     """-> True. Raises Conflict or IntegrityError if the job, a node or a GPU is no longer free to take."""
-    job = Job.objects.select_for_update(of=("self",)).select_related("owner").get(pk=decision.job)
+    newest = Attempt.objects.filter(job=OuterRef("pk")).order_by("-number").values("number")[:1]
+    rows = Job.objects.select_for_update(of=("self",)).select_related("owner").annotate(newest=Subquery(newest))
+    job = rows.get(pk=decision.job)
     if job.state != JobState.WAITING:
         raise Conflict(f"job {job.pk} is {job.state}")
     spec = specs.parse(job.spec)
     parts = parts_of(spec, decision.placements)
     now = timezone.now()
-    number = (job.attempts.aggregate(newest=Max("number"))["newest"] or 0) + 1
-    attempt = Attempt.objects.create(job=job, number=number, state_since=now, created_at=now)
+    attempt = Attempt.objects.create(job=job, number=(job.newest or 0) + 1, state_since=now, created_at=now)
     Share.objects.bulk_create(share_of(job, attempt, spec, parts, part) for part in parts)
     Allocation.objects.bulk_create(
         Allocation(gpu=gpu, attempt=attempt, rank=rank_of(spec, part, local), allocated_at=now)
