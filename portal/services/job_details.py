@@ -65,6 +65,11 @@ class Bar:
     seconds: float
     open: bool = False
 
+    @property
+    def exact(self) -> str:
+        """Short stretches with a tenth: most of what happens before a run is over in less than a second."""
+        return f"{self.seconds:.1f} s" if self.seconds < 10 else ""
+
 
 @dataclass(frozen=True)
 class AttemptLine:
@@ -162,10 +167,16 @@ def detail(user: User, job: Job) -> JobDetail:
 
 def events(job: Job) -> list[Event]:
     """The newest ones, newest first."""
-    return list(job.events.select_related("actor", "node", "gpu").order_by("-id")[:EVENTS_SHOWN])
+    told = job.events.exclude(kind="share.state", node__isnull=False) if one_node(job) else job.events
+    return list(told.select_related("actor", "node", "gpu").order_by("-id")[:EVENTS_SHOWN])
 
 
 # --- helpers ----------------------------------------------------------------------------------------------------------
+
+
+def one_node(job: Job) -> bool:
+    """What its only node reports is what the attempt's own events say again."""
+    return not Share.objects.filter(attempt__job=job, node_rank__gt=0).exists()
 
 
 def color_of(number: int) -> int:

@@ -72,7 +72,18 @@ function finish() {
 function grown(news) {
   const field = page.querySelector(`[data-log-bytes="${CSS.escape(news.stream ?? "")}"]`);
   if (field && news.size !== undefined) field.textContent = spoken(news.size);
+  const row = page.querySelector(`tr[data-rank="${CSS.escape((news.stream ?? "").replace("rank-", ""))}"]`);
+  const said = row?.querySelector("[data-last-output]");
+  if (said) said.replaceChildren(justNow());
   log.pull();
+}
+
+/* A time that the page's clock counts up from here. */
+function justNow() {
+  const time = document.createElement("time");
+  time.dateTime = time.dataset.ago = new Date().toISOString();
+  time.textContent = "0 s ago";
+  return time;
 }
 
 /* {at, gpus: {uuid: {utilization_percent, memory_used_bytes, power_mw}}} */

@@ -188,6 +188,23 @@ def test_a_waiting_job_says_why_and_starts_before_ones_eyes(visit: Visit, yard: 
     expect(page.locator("#job-ranks tr[data-gpu]")).to_have_count(8)
 
 
+def test_the_list_changes_in_place_and_new_jobs_wait_to_be_asked_for(visit: Visit, yard: Yard) -> None:
+    page = visit()
+    number = yard.submit("sleep 60", name="listed")
+    yard.reaches(number, "running")
+    open_page(page, yard, "/jobs/")
+    row = page.locator(f"#job-{number}")
+    expect(row.locator(".st")).to_have_text("Running")
+    expect(page.locator("#gy-live span")).to_have_text("Live", timeout=WATCHED)
+    later = yard.submit("sleep 60", name="later")
+    expect(page.locator("#fresh")).to_have_text("1 new job", timeout=WATCHED)
+    assert page.locator(f"#job-{later}").count() == 0, "nothing moves under the reader"
+    yard.bob.cancel(number)
+    expect(row.locator(".st")).to_have_text("Stopped", timeout=WATCHED)
+    page.locator("#fresh").click()
+    expect(page.locator(f"#job-{later}")).to_be_visible(timeout=WATCHED)
+
+
 @pytest.mark.parametrize("width", [1440, 390])
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_the_pages_are_accessible_and_fit(theme: str, width: int, visit: Visit, yard: Yard) -> None:

@@ -174,6 +174,7 @@ def test_a_failed_job_says_which_rank_fell_first(cast: Cast, bob: Client) -> Non
     assert "Rank 1 failed first" in text and "exit code 3" in text and "Rank 1 exited with code 3." in text
     assert "ValueError: &lt;b&gt;NaN&lt;/b&gt;" in text and "<b>NaN</b>" not in text
     assert [rank.state for rank in page.context["detail"].ranks] == ["stopped", "failed"]
+    assert len(page.context["events"]) > 1 and not [one for one in page.context["events"] if one.kind == "share.state"]
     assert "stop-dialog\"><i" not in text, "an ended job offers no stop"
 
 
