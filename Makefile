@@ -40,9 +40,9 @@ $(VENV)/bin/python:
 
 $(VENV)/.installed: requirements/dev.txt pyproject.toml | $(VENV)/bin/python
 	@echo "Installing the locked packages into $(VENV) (once; this takes minutes)…"
-	@$(PY) -m pip install --quiet --disable-pip-version-check -r requirements/dev.txt || \
+	@$(PY) -m pip install -qq --disable-pip-version-check -r requirements/dev.txt || \
 		{ echo "pip could not install requirements/dev.txt; its reason is above. Repair it and run make setup again." >&2; exit 1; }
-	@$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --editable . || exit 1
+	@$(PY) -m pip install -qq --disable-pip-version-check --no-deps --editable . || exit 1
 	@touch $@
 
 # The browser tests drive the system's Chromium. Only root can install it; without it those tests are skipped and say so.

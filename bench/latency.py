@@ -69,7 +69,8 @@ def measure(stack: Stack, client: Client) -> dict[str, float]:
     if ended["state"] != "succeeded":
         raise Fault(f"Job {job['id']} {ended['state']}: {(ended['reason'] or {}).get('message')}")
     printed = float(first_line(client, job["id"]))
-    return {"answer_ms": (answered - sent) * 1000, "start_ms": (printed - sent) * 1000}
+    times = {f"{name}_ms": (ended["times"][f"{name}_s"] or 0.0) * 1000 for name in ("queued", "starting")}
+    return {"answer_ms": (answered - sent) * 1000, "start_ms": (printed - sent) * 1000, **times}
 
 
 def wait_for_end(stack: Stack, client: Client, job_id: int) -> dict[str, Any]:
@@ -102,10 +103,14 @@ def summary(runs: list[dict[str, float]]) -> dict[str, object]:
         "p95_ms": round(starts[min(len(starts) - 1, int(0.95 * len(starts)))], 1),
         "min_ms": round(starts[0], 1),
         "max_ms": round(starts[-1], 1),
-        "answer_p50_ms": round(statistics.median(run["answer_ms"] for run in runs), 1),
+        **{f"{name}_p50_ms": median(runs, f"{name}_ms") for name in ("answer", "queued", "starting")},
         "cpus": os.cpu_count(),
         "load_1m": round(os.getloadavg()[0], 2),
     }
+
+
+def median(runs: list[dict[str, float]], name: str) -> float:
+    return round(statistics.median(run[name] for run in runs), 1)
 
 
 if __name__ == "__main__":

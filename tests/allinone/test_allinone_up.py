@@ -157,6 +157,46 @@ def test_the_node_knows_no_database(up: Up) -> None:
     assert not [v for v in variables if v.startswith((b"DATABASE_URL", b"REDIS_URL", b"GPUYARD_SECRET_KEY"))]
 
 
+def command(up: Up, *arguments: str) -> subprocess.CompletedProcess[str]:
+    env = up.env | {"GPUYARD_URL": up.url, "GPUYARD_TOKEN": (up.state_dir / "token.alice").read_text()}
+    return subprocess.run(
+        [sys.executable, "-m", "client.cli", *arguments],
+        cwd=CHECKOUT,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+
+
+def test_the_command_line_client_submits_follows_and_looks(up: Up) -> None:
+    (up.state_dir / "job.yaml").write_text(
+        "name: two-lines\nlauncher: script\ncommand: sh -c 'echo one; echo two >&2'\nresources: {gpus: 1}\n"
+    )
+    submitted = command(up, "submit", str(up.state_dir / "job.yaml"), "--follow")
+    assert submitted.returncode == 0, submitted.stderr
+    assert submitted.stdout.splitlines()[:2] == [" r0 │ one", " r0 │ two"]
+    number = re.search(r"Job #(\d+)", submitted.stderr)
+    assert number and f"#{number[1]} succeeded" in submitted.stderr
+    assert "GPU-" in command(up, "job", number[1]).stdout
+    assert command(up, "logs", number[1], "--rank", "0").stdout == "one\ntwo\n"
+    assert command(up, "jobs").stdout.splitlines()[1].split()[:3] == [number[1], "succeeded", "two-lines"]
+    assert command(up, "nodes").stdout.splitlines()[1].split()[:4] == ["node1", "ready", "8", "8"]
+    assert len(command(up, "gpus", "--free").stdout.splitlines()) == 9
+
+
+def test_the_command_line_client_passes_on_the_jobs_result_and_the_portals_refusals(up: Up) -> None:
+    (up.state_dir / "job.yaml").write_text(
+        "name: bad\nlauncher: script\ncommand: sh -c 'exit 3'\nresources: {gpus: 1}\n"
+    )
+    failed = command(up, "submit", str(up.state_dir / "job.yaml"), "--follow")
+    assert failed.returncode == 1 and "failed" in failed.stderr
+    refused = command(up, "submit", str(up.state_dir / "job.yaml"), "--set", "resources.gpus=-1")
+    assert refused.returncode == 2 and "resources.gpus" in refused.stderr
+    assert command(up, "job", "999999").returncode == 4
+
+
 @pytest.mark.parametrize("service", ["uvicorn", "manage.py ingest", "workers.app", "valkey-server"])
 def test_a_killed_service_comes_back(up: Up, service: str) -> None:
     before = up.pid_of(service)
