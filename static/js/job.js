@@ -6,7 +6,7 @@ import { LogCard } from "./log.js";
 
 const page = document.getElementById("job");
 const GAP_MS = 400;
-const parts = ["job-head", "job-answer", "job-ranks", "job-allocation", "job-events"];
+const parts = ["job-head", "job-answer", "job-ranks", "job-allocation", "job-events", "stop-said"];
 const log = new LogCard(document.getElementById("job-log"));
 const charts = startCharts();
 let timer = 0, last = 0;
