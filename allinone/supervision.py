@@ -70,8 +70,8 @@ class Supervision:
         watch.start_again_at, watch.started_at = None, now
         try:
             watch.service.start()
-        except Fault as fault:
-            self.say(str(fault))
+        except (Fault, OSError) as error:  # a machine out of memory or processes for a moment must not end the rest
+            self.say(f"{watch.service.name} could not be started: {error}")
             self._fell(watch, now)
 
 

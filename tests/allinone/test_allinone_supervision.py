@@ -104,7 +104,7 @@ def test_a_service_that_cannot_start_again_is_said_and_tried_later(
     service.signal(signal.SIGKILL)
     assert wait_until(lambda: service.exit_code() is not None, 10)
     supervision.tend()
-    assert "The disk is full." in said and not service.running()
+    assert "node could not be started: The disk is full." in said and not service.running()
     clock.now += 1
     supervision.tend()
     assert service.running()

@@ -82,7 +82,7 @@ class Up:
         found = [
             pid for pid in self.processes() if words.encode() in leftovers.read(pid, "cmdline").replace(b"\0", b" ")
         ]
-        assert len(found) == 1, f"{words}: {found}"
+        assert len(found) == 1, f"{words}: {found}\n{self.said}"
         return found[0]
 
 
