@@ -58,7 +58,7 @@ class Mailbox:
             self._values_at = message.get("at")
         elif len(self._notices) < NEWS_MOST:
             key = (channel, kind, str(message.get("id") or message.get("name") or message.get("uuid") or ""))
-            self._notices.setdefault(key, {}).update(message)
+            merge(self._notices.setdefault(key, {}), message)
         else:
             self._missed = True
         self._filled.set()
@@ -69,7 +69,9 @@ class Mailbox:
 
     async def wait(self, timeout_s: float) -> News:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._filled.wait(), max(0.0, timeout_s))
+            # Not wait_for: it forgets a cancellation that comes together with the news, and the stream would live on.
+            async with asyncio.timeout(max(0.0, timeout_s)):
+                await self._filled.wait()
         self._filled.clear()
         notices = [Notice(channel, kind, data) for (channel, kind, _), data in self._notices.items()]
         news = News(self._values, self._values_at, notices, self._missed)
@@ -122,12 +124,14 @@ class Hub:
             self._url, socket_connect_timeout=settings.BROKER_TIMEOUT_S, socket_keepalive=True, protocol=2
         )
         async with client, client.pubsub() as pubsub:
-            await asyncio.wait_for(pubsub.psubscribe(PATTERN), settings.BROKER_TIMEOUT_S)
+            async with asyncio.timeout(settings.BROKER_TIMEOUT_S):
+                await pubsub.psubscribe(PATTERN)
             heard_at = time.monotonic()
             while time.monotonic() - heard_at < SILENCE_S:
                 message = await pubsub.get_message(timeout=LISTEN_S)
                 if message is None:
-                    await asyncio.wait_for(pubsub.ping(), settings.BROKER_TIMEOUT_S)
+                    async with asyncio.timeout(settings.BROKER_TIMEOUT_S):
+                        await pubsub.ping()
                     continue
                 heard_at = time.monotonic()
                 self._heard(message)
@@ -143,6 +147,15 @@ class Hub:
             boxes = [box for box in self._boxes if channel in box.channels]
             for box in boxes:
                 box.put(channel, json.loads(message["data"]))
+
+
+def merge(known: dict[str, Any], news: dict[str, Any]) -> None:
+    """The newest of each, one level deep: sizes of two logs do not replace each other."""
+    for name, value in news.items():
+        if isinstance(value, dict) and isinstance(known.get(name), dict):
+            known[name].update(value)
+        else:
+            known[name] = value
 
 
 HUBS: WeakKeyDictionary[asyncio.AbstractEventLoop, Hub] = WeakKeyDictionary()

@@ -125,7 +125,7 @@ async def job_log(user_id: int, job_id: int, rank: int | str, offset: int) -> As
                 yield ServerEvent(str(position), "complete", json.dumps({"offset": position}))
                 return
             if not piece.data or position >= piece.size_bytes:
-                await rest(box, looked_at)
+                await rest(box, tail.name, looked_at)
             if not await watch.allowed():
                 yield REVOKED
                 return
@@ -256,10 +256,19 @@ async def look(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T
     return await asyncio.get_running_loop().run_in_executor(LOOKERS, borrowed)
 
 
-async def rest(box: Mailbox, looked_at: float) -> None:
-    """Until there is news. A first line travels at once, lines that follow it closely travel together."""
-    await box.wait(Watch.patience_s())
+async def rest(box: Mailbox, stream: str, looked_at: float) -> None:
+    """Until there is news of it. A first line travels at once, lines that follow it closely travel together."""
+    until = time.monotonic() + Watch.patience_s()
+    while only_of_others(stream, await box.wait(until - time.monotonic())) and time.monotonic() < until:
+        pass
     await asyncio.sleep(max(0.0, looked_at + LOG_PAUSE_S - time.monotonic()))
+
+
+def only_of_others(stream: str, news: News) -> bool:
+    """Other ranks wrote, this one did not."""
+    return bool(news.notices) and not news.missed and all(
+        notice.kind == "log" and stream not in notice.data.get("streams", {}) for notice in news.notices
+    )
 
 
 def active_user(user_id: int) -> User:
@@ -283,7 +292,8 @@ class LogTail:
 
     def __init__(self, user_id: int, job: Job, rank: int | str) -> None:
         self.check = checker(user_id, job.pk)
-        self._reader = logs.Reader(job.pk, logs.stream_name(job, rank))
+        self.name = logs.stream_name(job, rank)
+        self._reader = logs.Reader(job.pk, self.name)
 
     @classmethod
     def open(cls, user_id: int, job_id: int, rank: int | str) -> "LogTail":

@@ -9,7 +9,6 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 import psycopg
@@ -22,6 +21,7 @@ from allinone.valkey import Valkey
 from portal.models import Attempt, Event, Job, LogStream, Node, Share
 from portal.services import logs
 from tests.portal.conftest import Cast, make_node
+from tests.portal.sessions import database_of_the_tests, wait_for_no_sessions
 from wire.desired import Desired, Launch
 from wire.names import desired_key, upstream_key
 from wire.reports import AttemptEvent, Heartbeat, LogChunk, Report
@@ -31,6 +31,7 @@ from wire.states import AttemptState, EndReason
 ROOT = Path(settings.BASE_DIR)
 DEADLINE_S = 60.0
 PIECE = 512
+NAME = "ingest-under-test"
 
 
 @pytest.fixture
@@ -46,14 +47,9 @@ def wait(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.02)
 
 
-def database_of_the_tests() -> str:
-    parts = urlsplit(os.environ["DATABASE_URL"])
-    return urlunsplit(parts._replace(path="/" + str(connection.settings_dict["NAME"])))
-
-
 @contextmanager
 def running_ingest(**variables: str) -> Iterator[subprocess.Popen[bytes]]:
-    environment = os.environ | {"DATABASE_URL": database_of_the_tests()} | variables
+    environment = os.environ | {"DATABASE_URL": database_of_the_tests(), "PGAPPNAME": NAME} | variables
     process = subprocess.Popen([sys.executable, "manage.py", "ingest"], cwd=ROOT, env=environment)
     try:
         yield process
@@ -61,6 +57,7 @@ def running_ingest(**variables: str) -> Iterator[subprocess.Popen[bytes]]:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
         process.wait(20)
+        wait_for_no_sessions(NAME)
 
 
 class SpooledNode:

@@ -11,35 +11,30 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit, urlunsplit
 
 import httpx
-import psycopg
 import pytest
 from django.conf import settings
-from django.db import connection
 from django.test import Client
 
 from portal.models import Attempt, Job, LogStream
 from portal.services import accounts, live, logs, tokens
+from portal.services.streaming import look
 from tests.portal.conftest import Cast
+from tests.portal.sessions import database_of_the_tests, sessions, wait_for_no_sessions
 from wire.reports import LogChunk
 
 POOL = 5
 STARTUP_S = 30.0
 PEOPLE = 10
 STREAMS = 200
+NAME = "web-under-test"
 
 
 @dataclass(frozen=True)
 class Server:
     url: str
     process: subprocess.Popen[bytes]
-
-
-def database_of_the_tests() -> str:
-    parts = urlsplit(os.environ["DATABASE_URL"])
-    return urlunsplit(parts._replace(path="/" + str(connection.settings_dict["NAME"])))
 
 
 @pytest.fixture
@@ -58,7 +53,7 @@ def attempt(cast: Cast) -> Attempt:
 @pytest.fixture
 def server(cast: Cast) -> Iterator[Server]:
     environment = os.environ | {
-        "DATABASE_URL": database_of_the_tests(), "GPUYARD_DB_POOL": str(POOL), "PGAPPNAME": "web-under-test",
+        "DATABASE_URL": database_of_the_tests(), "GPUYARD_DB_POOL": str(POOL), "PGAPPNAME": NAME,
     }
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -75,6 +70,7 @@ def server(cast: Cast) -> Iterator[Server]:
             if process.poll() is None:
                 process.kill()
             process.wait(20)
+            wait_for_no_sessions(NAME)
 
 
 def write(attempt: Attempt, offset: int, data: bytes) -> None:
@@ -89,14 +85,6 @@ async def first_line(response: httpx.Response, prefix: str) -> str:
         if line.startswith(prefix):
             return line
     raise AssertionError("the stream ended")
-
-
-def connections_of_the_server() -> int:
-    with psycopg.connect(os.environ["DATABASE_URL"]) as admin:
-        named = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'web-under-test'"
-        row = admin.execute(named).fetchone()
-    assert row is not None
-    return int(row[0])
 
 
 def test_two_hundred_streams_on_five_database_connections(server: Server, cast: Cast, attempt: Attempt) -> None:
@@ -120,10 +108,10 @@ def test_two_hundred_streams_on_five_database_connections(server: Server, cast: 
             started_at = time.monotonic()
             me = await client.get(f"{server.url}/api/v1/me", headers=headers[0])
             assert (me.status_code, time.monotonic() - started_at < 2) == (200, True)
-            await asyncio.to_thread(write, attempt, 0, b"hello\n")
+            await look(write, attempt, 0, b"hello\n")
             assert len(set(await asyncio.gather(*readers))) == 1
             print(f"a line reached {STREAMS} readers after {time.monotonic() - started_at:.2f} s")
-            assert 0 < await asyncio.to_thread(connections_of_the_server) <= POOL
+            assert 0 < await asyncio.to_thread(sessions, NAME) <= POOL
             for response in responses:
                 await response.aclose()
             # Every place is free again once the server has noticed.
