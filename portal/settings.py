@@ -51,6 +51,8 @@ def _database(key: str) -> dict[str, object]:
         "PORT": str(parts.port or ""),
         # Under ASGI a persistent connection would belong to a thread that is gone; the pool keeps them instead.
         "CONN_MAX_AGE": 0,
+        # After a restart of the database every pooled connection is dead: look before one is lent out.
+        "CONN_HEALTH_CHECKS": True,
         "OPTIONS": {
             "pool": {"min_size": 1, "max_size": int(_number("GPUYARD_DB_POOL", 8, least=1)), "timeout": 3},
             "connect_timeout": 3,

@@ -28,6 +28,8 @@ STUCK_AFTER_S = 60.0
 INVENTORY_RESEND_S = 5.0
 INVENTORY_UNHEARD_RESEND_S = 60.0
 FIRST_ANSWER_S = 15.0
+DAY_S = 86_400.0
+TIDY_INTERVAL_S = 3600.0
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +59,7 @@ class Agent:
         self.telemetry_loop = Loop("telemetry", self.telemetry_turn)
         self.inventory_loop = Loop("inventory", self.inventory_turn)
         self.heartbeat_loop = Loop("heartbeat", self.heartbeat_turn)
+        self.tidy_loop = Loop("tidy", self.tidy_turn)
         self.doorbell = Doorbell(settings, self.rejections, self.sync_loop.wake)
         self._desk = InventoryDesk(self)
 
@@ -107,6 +110,10 @@ class Agent:
         if silence_s is not None and silence_s > self.settings.deaf_after_s:
             self.restarter.restart(f"none of its heartbeats came back for {silence_s:.0f} s although they are sent")
         return self.settings.heartbeat_interval_s
+
+    def tidy_turn(self) -> float:
+        self.spool.clear_kept(self.settings.keep_work_days * DAY_S, time.time())
+        return TIDY_INTERVAL_S
 
     def _heartbeat(self) -> Heartbeat:
         memory = psutil.virtual_memory()

@@ -44,6 +44,7 @@ class Settings:
     poll_interval_s: float = 0.1  # of attempts and their logs
     deaf_after_s: float = 60.0
     job_path: str = ""  # PATH of jobs
+    keep_work_days: float = 7.0  # files that a run left in a working directory of its own
     log_level: str = "INFO"
 
     @property
@@ -70,6 +71,7 @@ class Settings:
             telemetry_interval_s=values.seconds("telemetry_interval_s", 1.0),
             poll_interval_s=values.seconds("poll_interval_s", 0.1),
             deaf_after_s=values.seconds("deaf_after_s", 60.0),
+            keep_work_days=values.days("keep_work_days", 7.0),
             job_path=values.text("job_path", default_job_path()),
             log_level=log_level(values.text("log_level", "INFO")),
         )
@@ -89,6 +91,16 @@ class Values:
         if not isinstance(value, str | int | float):
             raise SettingsError(f"{key} in {self._path} must be text, not {value!r}")
         return str(value)
+
+    def days(self, key: str, default: float) -> float:
+        text = self.text(key, str(default))
+        try:
+            days = float(text)
+        except ValueError:
+            raise SettingsError(f"{key} must be a number of days, not {text!r}") from None
+        if not 0 <= days <= 3650:
+            raise SettingsError(f"{key} must lie between 0 and 3650 days, not {text!r}")
+        return days
 
     def seconds(self, key: str, default: float) -> float:
         text = self.text(key, str(default))

@@ -23,7 +23,8 @@ LAUNCH = "launch.json"
 EVENTS = "events.jsonl"
 EVENTS_BYTES = 64 * 1024
 DRAFT = ".new-"
-FOLDERS = (plan.LOGS, "errors", "work", "tmp")
+WORK = "work"
+FOLDERS = (plan.LOGS, "errors", WORK, "tmp")
 
 EPOCHS_KEPT = 50_000
 
@@ -140,6 +141,15 @@ class AttemptDir:
             self.path.rename(trash)
         shutil.rmtree(trash, ignore_errors=True)
 
+    def keep_work(self, root: Path) -> None:
+        work = self.path / WORK
+        if not work.is_dir() or not any(work.iterdir()):
+            return
+        root.mkdir(mode=0o700, exist_ok=True)
+        os.utime(work)  # its age counts from now
+        with contextlib.suppress(OSError):  # kept before, or a disk that takes nothing: the end of the run matters more
+            work.rename(root / f"job-{self.launch.job}-attempt-{self.launch.epoch}")
+
     def _write_event(self, line: bytes) -> None:
         fd = os.open(self.path / EVENTS, os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -190,10 +200,23 @@ class Spool:
             return [directory for name in names if (directory := self._find_readable(name)) is not None]
 
     def remove(self, attempt: str) -> None:
+        """What the run left in a working directory of its own is kept: see `kept_root`."""
         with self._lock:
             directory = self._known.pop(attempt, None)
             if directory is not None:
+                directory.keep_work(self.kept_root)
                 directory.remove()
+
+    @property
+    def kept_root(self) -> Path:
+        """Working directories of ended runs that were not empty, one `job-<id>-attempt-<n>` each."""
+        return self.root.with_name("kept")
+
+    def clear_kept(self, older_than_s: float, now: float) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            for entry in os.scandir(self.kept_root):
+                if now - entry.stat(follow_symlinks=False).st_mtime > older_than_s:
+                    shutil.rmtree(entry.path, ignore_errors=True)
 
     @property
     def changed(self) -> Path:

@@ -79,8 +79,15 @@ class HeartbeatSender(NodeStep):
         return self.agent(worker).heartbeat_loop
 
 
+class Tidying(NodeStep):
+    requires: ClassVar[set[object]] = {Recovery}
+
+    def create(self, worker: Any) -> Any:
+        return self.agent(worker).tidy_loop
+
+
 STEPS = (Recovery, GpuReader, DesiredStateSync, AttemptWatch, EventSender, LogShipping, TelemetrySender,
-         InventoryReport, HeartbeatSender)
+         InventoryReport, HeartbeatSender, Tidying)
 
 
 def install(app: Celery, agent: Agent) -> None:

@@ -40,9 +40,14 @@ class Credentials(AuthBase):
 
 
 def has_csrf_token(request: HttpRequest) -> bool:
-    check = CsrfCheck(lambda _: HttpResponse())
+    check = CsrfCheck(unexempted)
     check.process_request(request)
-    return check.process_view(request, has_csrf_token, (), {}) is None
+    return check.process_view(request, unexempted, (), {}) is None
+
+
+def unexempted(_: HttpRequest) -> HttpResponse:
+    """A view that Django would check: the API's own are exempt from its middleware."""
+    return HttpResponse()
 
 
 class CsrfCheck(CsrfViewMiddleware):

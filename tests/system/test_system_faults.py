@@ -3,6 +3,7 @@
 import os
 import signal
 
+import httpx
 import psutil
 import pytest
 
@@ -99,6 +100,18 @@ def test_the_broker_is_killed_and_comes_back(yard: Yard) -> None:
     assert_ran_once_with_every_byte(yard, number)
     after = yard.submit("echo next")
     assert yard.ended(after, timeout_s=60)["state"] == "succeeded"
+
+
+def test_the_database_is_killed_and_comes_back(yard: Yard) -> None:
+    number = yard.count_job(LINES, 0.05)
+    pid = pid_of(yard, number)
+    killed = yard.service("postgres").pid
+    assert killed is not None
+    os.kill(killed, signal.SIGKILL)
+    yard.wait("the database runs again", lambda: yard.service("postgres").pid not in {None, killed})
+    yard.wait("the portal is ready", lambda: httpx.get(f"{yard.stack.options.url}/readyz").status_code == 200)
+    assert pid_of(yard, number) == pid
+    assert_ran_once_with_every_byte(yard, number)
 
 
 def test_a_submit_while_the_broker_is_down_is_kept(yard: Yard) -> None:

@@ -32,7 +32,13 @@ def test_a_flood_comes_home_with_its_middle_cut(portal: MiniPortal, node: NodePr
     """32 MB against a cap of 1 MB: what was cut is counted, all the rest is what was written."""
     node.start()
     portal.wait_heartbeat()
-    flood = "import os\nfor n in range(500_000):\n    os.write(1, b'%063d\\n' % n)"
+    # A quiet stretch in the middle: the shim looks at the size a few times a second.
+    flood = (
+        "import os, time\n"
+        "for n in range(500_000):\n"
+        "    if n == 400_000: time.sleep(3)\n"
+        "    os.write(1, b'%063d\\n' % n)"
+    )
     launch = portal.launch(script(tmp_path, flood), log_cap_bytes=1024 * 1024)
     record = portal.wait_complete(launch, timeout_s=60)
     log = bytes(record.logs["rank-0"])

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -142,3 +143,19 @@ def test_a_run_on_a_full_disk_can_still_be_stopped(small_disk: Path) -> None:
     assert yard.ended(attempt).reason is EndReason.STOP_REQUESTED
     assert output(attempt) == "begun\n"
     yard.clear()
+
+
+def test_what_a_run_left_in_its_own_directory_is_kept_for_a_while(tmp_path: Path) -> None:
+    spool, order, idle = Spool(tmp_path / "spool"), launch(job=7, epoch=2), launch()
+    (spool.create(order).path / "work" / "model.pt").write_text("weights")
+    spool.create(idle)
+    for attempt in (order, idle):
+        spool.remove(attempt.attempt)
+    assert spool.attempts() == []
+    assert (spool.kept_root / "job-7-attempt-2" / "model.pt").read_text() == "weights"
+    assert len(list(spool.kept_root.iterdir())) == 1
+    now = time.time()
+    spool.clear_kept(60.0, now)
+    assert (spool.kept_root / "job-7-attempt-2").exists()
+    spool.clear_kept(60.0, now + 61)
+    assert list(spool.kept_root.iterdir()) == []
