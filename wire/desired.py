@@ -5,6 +5,8 @@ Absence from the snapshot means nothing. Only an explicit `Stop` ends a run, onl
 
 import msgspec
 
+from wire.hardware import Order
+
 
 class GpuSlot(msgspec.Struct, frozen=True):
     """A GPU given to one local rank. `uuid` is the identity; the index is a label."""
@@ -66,6 +68,7 @@ class Desired(msgspec.Struct, kw_only=True):
     stops: list[Stop] = []
     acknowledged: dict[str, Acknowledged] = {}  # attempt -> what is durable
     forget: list[str] = []  # ended attempts whose record is complete: the spool may go
+    orders: list[Order] = []  # for the hardware; each is carried out once, by its id
     inventory_digest: str = ""  # of the inventory the database has; a node with another one reports anew
     echo: str = ""
 

@@ -7,6 +7,7 @@ Times are seconds since the epoch (the node's clock, for display); order comes f
 
 import msgspec
 
+from wire.hardware import Hardware, HealthEvent, OrderResult
 from wire.states import AttemptState, EndReason
 
 
@@ -26,6 +27,20 @@ class GpuInfo(msgspec.Struct, kw_only=True):
     numa_node: int | None = None
     parent_uuid: str | None = None  # of a MIG slice
     mig_profile: str | None = None
+    mig_enabled: bool | None = None  # then it is not for jobs itself: its slices are
+    mig_capable: bool | None = None
+    virtual: str | None = None  # passthrough | vgpu: a guest sees part of a card
+    cpu_affinity: str | None = None  # cores near it, as in "0-15,64-79"
+    vbios: str | None = None
+    power_limit_min_mw: int | None = None
+    power_limit_max_mw: int | None = None
+    power_limit_default_mw: int | None = None
+    temperature_slowdown_c: int | None = None
+    temperature_shutdown_c: int | None = None
+    sm_clock_max_mhz: int | None = None
+    memory_clock_max_mhz: int | None = None
+    nvlink_count: int | None = None  # active ones
+    nvlink_version: int | None = None
     missing: dict[str, str] = {}  # field -> reason: not_supported, no_permission, gpu_lost, timeout, error:<code>
 
 
@@ -112,9 +127,13 @@ class GpuProcess(msgspec.Struct, kw_only=True):
     user: str | None = None
     command: str | None = None
     attempt: str | None = None  # if it belongs to an attempt of the portal
+    start_time: float | None = None  # seconds since the epoch
+    container: str | None = None  # its id, if it runs in one
+    gpu_instance: int | None = None
+    compute_instance: int | None = None
 
 
-class GpuReading(msgspec.Struct, kw_only=True):
+class GpuReading(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One GPU at one moment."""
 
     uuid: str
@@ -127,7 +146,24 @@ class GpuReading(msgspec.Struct, kw_only=True):
     sm_clock_mhz: int | None = None
     memory_clock_mhz: int | None = None
     energy_mj: int | None = None
-    throttle_reasons: int | None = None
+    throttle_reasons: int | None = None  # NVML's bits
+    memory_reserved_bytes: int | None = None  # by the driver
+    memory_utilization_percent: float | None = None
+    encoder_percent: float | None = None
+    decoder_percent: float | None = None
+    memory_temperature_c: float | None = None
+    fan_percent: float | None = None
+    performance_state: int | None = None
+    power_limit_mw: int | None = None
+    pcie_received_bytes_per_s: float | None = None  # from counters, never from the call that waits 20 ms
+    pcie_transmitted_bytes_per_s: float | None = None
+    pcie_replays: int | None = None
+    nvlink_received_bytes_per_s: float | None = None
+    nvlink_transmitted_bytes_per_s: float | None = None
+    ecc_corrected: int | None = None  # since the driver was loaded
+    ecc_uncorrected: int | None = None
+    power_violation_ns: int | None = None
+    thermal_violation_ns: int | None = None
     processes: list[GpuProcess] | None = None
     missing: dict[str, str] = {}
 
@@ -145,4 +181,4 @@ class Rejected(msgspec.Struct, kw_only=True, tag="rejected"):
     message: str
 
 
-Report = Inventory | Heartbeat | AttemptEvent | LogChunk | Telemetry | Rejected
+Report = Inventory | Heartbeat | AttemptEvent | LogChunk | Telemetry | Rejected | Hardware | HealthEvent | OrderResult

@@ -72,6 +72,7 @@ class EndReason(StrEnum):
     OUT_OF_MEMORY = "out_of_memory"  # the kernel ended it (memory.events), not guessed from 137
     SUPERVISOR_LOST = "supervisor_lost"  # the shim died; its tree was ended and verified empty
     NODE_REBOOT = "node_reboot"  # the boot id changed
+    PREFLIGHT = "preflight"  # a check of the GPUs or the disk failed before anything was started
     UNKNOWN_EPOCH = "unknown_epoch"  # the node has already seen a newer attempt of this job
 
 
@@ -85,5 +86,6 @@ END_STATE: dict[EndReason, AttemptState] = {
     EndReason.OUT_OF_MEMORY: _A.FAILED,
     EndReason.SUPERVISOR_LOST: _A.LOST,
     EndReason.NODE_REBOOT: _A.LOST,
+    EndReason.PREFLIGHT: _A.FAILED,
     EndReason.UNKNOWN_EPOCH: _A.FAILED,
 }

@@ -2,6 +2,7 @@
 
 from portal.models.accounts import ApiToken, Membership, Project, User
 from portal.models.events import Event
+from portal.models.hardware import HardwareOrder, Health
 from portal.models.jobs import (
     JOB_ACTIVE,
     JOB_ENDED,
@@ -26,6 +27,8 @@ __all__ = [
     "Attempt",
     "Event",
     "Gpu",
+    "HardwareOrder",
+    "Health",
     "IdempotencyKey",
     "Job",
     "JobState",

@@ -29,6 +29,7 @@ class Node(models.Model):
     memory_total_bytes = models.BigIntegerField(null=True)
     links = models.JSONField(default=list, blank=True)  # [[uuid, uuid, kind], …]
     nvswitch = models.BooleanField(default=False)
+    nics = models.JSONField(default=list, blank=True)  # [wire.hardware.Nic as a dict]
     simulated = models.BooleanField(default=False)
     problem = models.CharField(max_length=400, blank=True)
 
@@ -71,9 +72,15 @@ class Gpu(models.Model):
     numa_node = models.IntegerField(null=True)
     parent_uuid = models.CharField(max_length=80, blank=True)
     mig_profile = models.CharField(max_length=20, blank=True)
+    mig_enabled = models.BooleanField(default=False)  # then its slices are for jobs, not the GPU itself
+    draining = models.CharField(
+        max_length=200, blank=True
+    )  # why it gets no new work for now, e.g. a change of its slices
     details = models.JSONField(default=dict, blank=True)  # the rest of wire.reports.GpuInfo
+    hardware = models.JSONField(default=dict, blank=True)  # newest wire.hardware.GpuHardware as a dict
     state = models.CharField(max_length=12, choices=[(s.value, s.value) for s in GpuState], default=GpuState.OK)
     state_reason = models.CharField(max_length=200, blank=True)
+    state_since = models.DateTimeField(default=timezone.now)
     present = models.BooleanField(default=True)  # in the newest inventory of its node
     latest = models.JSONField(default=dict, blank=True)  # newest wire.reports.GpuReading as a dict
 
