@@ -63,6 +63,8 @@ class HardwareOrder(models.Model):
     message = models.CharField(max_length=400, blank=True)
     requested_by = models.ForeignKey(User, models.SET_NULL, null=True, related_name="+")
     requested_at = models.DateTimeField(default=timezone.now)
+    sent_at = models.DateTimeField(null=True)
+    answered_at = models.DateTimeField(null=True)  # the node said how it went
     finished_at = models.DateTimeField(null=True)
 
     class Meta:
