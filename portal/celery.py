@@ -17,8 +17,8 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "portal.settings")
 CONTROL_QUEUE = "control"
 CYCLE_TASK = "portal.cycle"
 CONTACT_TASK = "portal.contact"
-COMPACT_TASK = "portal.compact"
-COMPACT_EVERY_S = 60.0
+HISTORY_TASK = "portal.history"
+HISTORY_EVERY_S = 10.0
 
 
 PR_SET_PDEATHSIG = 1
@@ -76,7 +76,7 @@ app = make_app(
     beat_schedule={
         "cycle": beat(CYCLE_TASK, settings.CYCLE_S),
         "contact": beat(CONTACT_TASK, settings.DESIRED_REPUBLISH_S),
-        "compact": beat(COMPACT_TASK, COMPACT_EVERY_S),
+        "history": beat(HISTORY_TASK, HISTORY_EVERY_S),
     },
 )
 """The control worker's app."""

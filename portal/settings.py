@@ -32,6 +32,13 @@ def _number(key: str, default: float, *, least: float = 0) -> float:
     return value
 
 
+def _choice(key: str, default: str, *choices: str) -> str:
+    text = _env(key, default).lower()
+    if text not in choices:
+        raise ImproperlyConfigured(f"{key}={text!r} is not known. Write one of: {', '.join(choices)}.")
+    return text
+
+
 def _database(key: str) -> dict[str, object]:
     url = _env(key)
     if not url:
@@ -91,7 +98,8 @@ NODE_SUSPECT_AFTER_S = _number("GPUYARD_NODE_SUSPECT_AFTER_S", 15)
 NODE_UNREACHABLE_AFTER_S = _number("GPUYARD_NODE_UNREACHABLE_AFTER_S", 30)
 DESIRED_REPUBLISH_S = _number("GPUYARD_DESIRED_REPUBLISH_S", 2)
 CYCLE_S = _number("GPUYARD_CYCLE_S", 2)  # the scheduler also runs at once when something changed
-SAMPLE_RETENTION_DAYS = _number("GPUYARD_SAMPLE_RETENTION_DAYS", 14)
+FOREIGN_POLICY = _choice("GPUYARD_FOREIGN_POLICY", "warn", "off", "warn", "stop")  # processes that belong to no job
+FOREIGN_GRACE_S = _number("GPUYARD_FOREIGN_GRACE_S", 300)  # before such a process is ended, under the policy «stop»
 BROKER_TIMEOUT_S = 2.0
 
 # --- limits on what people send -------------------------------------------------------------------------------------

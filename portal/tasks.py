@@ -5,13 +5,15 @@ import threading
 
 from django.utils import timezone
 
-from portal.celery import COMPACT_TASK, CONTACT_TASK, CYCLE_TASK, app
-from portal.services import broker, desired, nodes, overdue, samples, scheduling
+from portal.celery import CONTACT_TASK, CYCLE_TASK, HISTORY_TASK, app
+from portal.services import broker, desired, history, nodes, overdue, scheduling
 
 log = logging.getLogger(__name__)
 
 ONE_CYCLE = threading.Lock()
 """A wake-up that arrives during a cycle waits for it and then looks at what the cycle could not see yet."""
+
+ONE_ROLLUP = threading.Lock()
 
 LISTENING_SINCE = timezone.now()
 
@@ -31,6 +33,10 @@ def contact() -> None:
     desired.publish_all()
 
 
-@app.task(name=COMPACT_TASK)
-def compact() -> None:
-    samples.compact()
+@app.task(name=HISTORY_TASK)
+def keep_history() -> None:
+    if ONE_ROLLUP.acquire(blocking=False):  # a run that takes long is not joined by a second one
+        try:
+            history.keep_house()
+        finally:
+            ONE_ROLLUP.release()

@@ -16,7 +16,7 @@ from portal.models.jobs import (
 )
 from portal.models.logs import LogStream
 from portal.models.nodes import Gpu, Node
-from portal.models.samples import SampleBlock
+from portal.models.samples import Rollup, SampleBlock
 
 __all__ = [
     "JOB_ACTIVE",
@@ -36,6 +36,7 @@ __all__ = [
     "Membership",
     "Node",
     "Project",
+    "Rollup",
     "SampleBlock",
     "Share",
     "User",

@@ -19,7 +19,7 @@ LATEST_EVERY_S = 0.9  # a little under the pace of the reports, so that none is 
 BLOCK_EVERY_S = 1.9
 PROCESSES_MOST = 64
 NUMBER_MOST = 2.0**53  # what a browser can count to
-SIGNED = frozenset({"temperature_c"})
+SIGNED = frozenset({"temperature_c", "memory_temperature_c"})
 LIVE_FIELDS = ("utilization_percent", "memory_used_bytes", "power_mw", "temperature_c")
 
 
@@ -77,7 +77,8 @@ def live_values(latest: dict[str, Any]) -> list[float | None]:
 def tidy(reading: GpuReading) -> dict[str, Any]:
     """As JSON that a database column and a browser can take; what is not plausible is not known."""
     raw = msgspec.to_builtins(reading)
-    raw["processes"] = raw["processes"][:PROCESSES_MOST] if raw["processes"] is not None else None
+    if raw.get("processes"):
+        raw["processes"] = raw["processes"][:PROCESSES_MOST]
     values: dict[str, Any] = tidied(raw)
     for name in samples.FIELDS:
         values[name] = samples.plausible(name, getattr(reading, name))

@@ -1,45 +1,25 @@
-"""Telemetry over time: blocks of a whole node's samples in, aligned series with honest gaps out."""
+"""Telemetry over time as it is drawn: aligned series with honest gaps, from raw samples while they are young and from
+rollups beyond."""
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-import msgspec
-from django.conf import settings
-from django.db import transaction
-from django.db.models import Count, F
-from django.db.models.functions import Floor
+from portal.models import Attempt, Gpu
+from portal.services import raw, rollups
+from portal.services.raw import CLOCK_AHEAD_S, FIELDS, Column, Columns, append, columns_of, decode_samples, plausible
+from portal.services.rollups import LEVELS, Level, Stat, Track
 
-from portal.models import Attempt, Gpu, Node, SampleBlock
-from wire.reports import GpuReading
+__all__ = [
+    "CLOCK_AHEAD_S", "FIELDS", "READINGS_PER_REPORT", "Column", "Columns", "GpuSeries", "Series", "Span", "append",
+    "collected", "counts", "for_attempt", "for_gpu", "plausible", "series", "spans_of", "stats_of",
+]  # fmt: skip
 
-# Field -> (least, most): anything else is a broken reading and is kept as unknown.
-FIELDS: dict[str, tuple[float, float]] = {
-    "utilization_percent": (0, 100),
-    "memory_used_bytes": (0, 1 << 44),
-    "power_mw": (0, 10_000_000),
-    "temperature_c": (-50, 200),
-    "sm_clock_mhz": (0, 20_000),
-}
 READINGS_PER_REPORT = 1024
-CLOCK_AHEAD_S = 120.0  # of the portal's: later than that is no time at all
-OLDEST_S = 86_400.0
 STANDS_FOR_S = 3.0  # how long a sample holds until the next one; longer is a gap
-BLOCK_S = 300.0
-SETTLED_S = 120.0  # younger blocks are left alone: their neighbours may still come
-COMPACT_ROWS = 2000
-COMPACT_STRETCHES = 200
 POINTS_MOST = 5000
-
-Column = list[float | None]
-Columns = dict[str, Column]  # "at" and every name of FIELDS, equally long
-Payload = dict[str, Columns]
-
-encode_payload = msgspec.msgpack.Encoder().encode
-raw_payload = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
-columns_decoder = msgspec.msgpack.Decoder(dict[str, list[float | None]])
+RAW_S = 900.0  # while a sample is younger than that it is kept as it was read
 
 
 @dataclass(frozen=True)
@@ -72,48 +52,25 @@ class Span:
     rank: int | None = None
 
 
-# --- writing ----------------------------------------------------------------------------------------------------------
-def append(node: Node, readings: Iterable[GpuReading], *, now: float | None = None) -> int:
-    """One block of what the node read. -> samples stored; the implausible ones are dropped or made unknown."""
-    payload: Payload = {}
-    now = time.time() if now is None else now
-    for reading in readings:
-        if not now - OLDEST_S < reading.at < now + CLOCK_AHEAD_S:  # false for NaN as well
-            continue
-        columns = payload.setdefault(reading.uuid, {name: [] for name in ("at", *FIELDS)})
-        columns["at"].append(reading.at)
-        for name in FIELDS:
-            columns[name].append(plausible(name, getattr(reading, name)))
-    if not payload:
-        return 0
-    store(node.pk, {gpu: ordered(columns) for gpu, columns in payload.items()})
-    return sum(len(columns["at"]) for columns in payload.values())
+@dataclass
+class Found:
+    """What is known of a span: samples that are still raw, and rollups of one level."""
+
+    span: Span
+    columns: Columns
+    track: Track
+    resolution_s: float  # 1 if everything is still raw
+
+    @property
+    def samples(self) -> int:
+        return len(self.columns["at"]) + sum(self.track.samples.values())
+
+    def ends(self) -> list[float]:
+        at = [moment for moment in (self.columns["at"][:1] + self.columns["at"][-1:]) if moment is not None]
+        return at + ([min(self.track.samples), max(self.track.samples)] if self.track.samples else [])
 
 
-def plausible(name: str, value: float | None) -> float | None:
-    least, most = FIELDS[name]
-    return value if value is not None and math.isfinite(value) and least <= value <= most else None
-
-
-def ordered(columns: Columns) -> Columns:
-    """Sorted by time, each moment once: repeated reports leave one sample."""
-    at = columns["at"]
-    rows: dict[float, int] = {}
-    for row, moment in enumerate(at):
-        if moment is not None:
-            rows.setdefault(moment, row)
-    order = [rows[moment] for moment in sorted(rows)]
-    return {name: [column[row] for row in order] for name, column in columns.items()}
-
-
-def store(node_id: int, payload: Payload) -> None:
-    times = [moment for columns in payload.values() for moment in columns["at"] if moment is not None]
-    SampleBlock.objects.create(
-        node_id=node_id, started_at=min(times), ended_at=max(times), payload=encode_payload(payload)
-    )
-
-
-# --- reading ----------------------------------------------------------------------------------------------------------
+# --- what is drawn ----------------------------------------------------------------------------------------------------
 def for_attempt(attempt: Attempt, since: float | None = None, points: int = 600) -> Series:
     """The GPUs of an attempt while it held them."""
     spans = spans_of(attempt)
@@ -130,8 +87,7 @@ def for_gpu(gpu: Gpu, since: float | None = None, points: int = 600) -> Series:
 
 def counts(attempt: Attempt) -> int:
     """Samples of the attempt's GPUs while it held them."""
-    spans = spans_of(attempt)
-    return sum(len(columns["at"]) for _, columns in collected(spans).values())
+    return sum(found.samples for found in collected(spans_of(attempt), 1.0))
 
 
 def spans_of(attempt: Attempt) -> list[Span]:
@@ -147,111 +103,122 @@ def end_of(*moments: datetime | None) -> float:
 
 
 def series(spans: list[Span], points: int) -> Series:
-    found = collected(spans)
-    times = [moment for _, columns in found.values() for moment in (columns["at"][:1] + columns["at"][-1:])]
-    known = [moment for moment in times if moment is not None]
+    points = max(1, min(points, POINTS_MOST))
+    until = min(max((span.until for span in spans), default=0.0), time.time() + CLOCK_AHEAD_S)
+    guess = (until - min((span.since for span in spans), default=0.0)) / points
+    found = collected(spans, guess)
+    known = [moment for one in found for moment in one.ends()]
     if not known:
-        return Series([], 1.0, [drawn(span, empty_columns(), 0.0, 1.0, 0) for span in spans])
+        return Series([], 1.0, [drawn(one, 0.0, 1.0, 0) for one in found])
+    resolution_s = max(one.resolution_s for one in found)
     first, last = math.floor(min(known)), max(known)
-    step = max(1.0, math.ceil((last - first) / max(1, min(points, POINTS_MOST))))
+    step = max(1.0, math.ceil((last - first) / points / resolution_s) * resolution_s)
+    if resolution_s > 1:
+        first = int(first // step * step)
     buckets = int((last - first) // step) + 1
-    gpus = [drawn(span, columns, first, step, buckets) for span, columns in found.values()]
-    total = sum(len(columns["at"]) for _, columns in found.values())
-    return Series([first + step * number for number in range(buckets)], step, gpus, total)
+    gpus = [drawn(one, first, step, buckets) for one in found]
+    return Series([first + step * number for number in range(buckets)], step, gpus, sum(one.samples for one in found))
 
 
-def collected(spans: list[Span]) -> dict[str, tuple[Span, Columns]]:
-    """Every sample within the spans, by GPU."""
-    found = {span.gpu.uuid: (span, empty_columns()) for span in spans}
-    for payload in stored_payloads(spans):
-        for gpu_uuid, (span, columns) in found.items():
-            if gpu_uuid in payload:
-                extend(columns, columns_decoder.decode(payload[gpu_uuid]), span)
-    return {gpu_uuid: (span, ordered(columns)) for gpu_uuid, (span, columns) in found.items()}
-
-
-def stored_payloads(spans: list[Span]) -> Iterator[Mapping[str, msgspec.Raw]]:
-    if not spans:
-        return
-    blocks = SampleBlock.objects.filter(
-        node_id__in={span.gpu.node_id for span in spans},
-        ended_at__gte=min(span.since for span in spans),
-        started_at__lte=max(span.until for span in spans),
-    ).order_by("started_at")
-    for payload in blocks.values_list("payload", flat=True).iterator(chunk_size=200):
-        yield raw_payload.decode(payload)
-
-
-def extend(columns: Columns, more: Columns, span: Span) -> None:
-    inside = [row for row, moment in enumerate(more["at"]) if moment is not None and span.since <= moment <= span.until]
-    for name, column in columns.items():
-        source = more.get(name)
-        column.extend(source[row] if source else None for row in inside)
-
-
-def empty_columns() -> Columns:
-    return {name: [] for name in ("at", *FIELDS)}
-
-
-def drawn(span: Span, columns: Columns, first: float, step: float, buckets: int) -> GpuSeries:
-    places = [int((moment - first) // step) for moment in columns["at"] if moment is not None]
+def drawn(found: Found, first: float, step: float, buckets: int) -> GpuSeries:
     mean: Columns = {}
     peak: Columns = {}
     for name in FIELDS:
-        mean[name], peak[name] = bucketed(columns[name], places, buckets, step)
-    gpu = span.gpu
-    return GpuSeries(gpu.uuid, gpu.index, gpu.node.name, span.rank, mean, peak)
+        stats = stats_of(found, name, first, step, buckets)
+        mean[name] = [stat.mean if stat else None for stat in stats]
+        peak[name] = [stat.high if stat else None for stat in stats]
+    gpu = found.span.gpu
+    return GpuSeries(gpu.uuid, gpu.index, gpu.node.name, found.span.rank, mean, peak)
 
 
-def bucketed(values: Column, places: list[int], buckets: int, step: float) -> tuple[Column, Column]:
-    """-> (mean, peak) per bucket. A sample stands for STANDS_FOR_S: only then does an empty bucket become a gap."""
-    mean: Column = [None] * buckets
-    peak: Column = [None] * buckets
-    inside: dict[int, list[float | None]] = {}
-    for place, value in zip(places, values, strict=True):
-        inside.setdefault(place, []).append(value)
-    for place, found in inside.items():
-        known = [value for value in found if value is not None]
-        if known:
-            mean[place], peak[place] = round(sum(known) / len(known), 2), max(known)
-    for place in sorted(inside):
-        for empty in range(place + 1, min(buckets, place + math.ceil(STANDS_FOR_S / step))):
-            if empty in inside:
-                break
-            mean[empty], peak[empty] = mean[place], peak[place]
-    return mean, peak
+def stats_of(found: Found, name: str, first: float, step: float, buckets: int) -> list[Stat | None]:
+    """Of one metric per bucket. A sample stands for STANDS_FOR_S: only then does an empty bucket become a gap."""
+    made: list[Stat | None] = [None] * buckets
+    inside: dict[int, list[float]] = {}
+    unknown: set[int] = set()
+    for moment, value in zip(found.columns["at"], found.columns[name], strict=True):
+        place = int(((moment or 0.0) - first) // step)
+        if not 0 <= place < buckets:
+            continue
+        if value is None:
+            unknown.add(place)
+        else:
+            inside.setdefault(place, []).append(value)
+    for place, values in inside.items():
+        made[place] = Stat(min(values), max(values), sum(values), len(values))
+    for at, stat in found.track.stats.get(name, {}).items():
+        place = int((at - first) // step)
+        if 0 <= place < buckets:
+            there = made[place]
+            made[place] = there.plus(stat) if there else stat
+    stretch(made, unknown, math.ceil(STANDS_FOR_S / step))
+    return made
 
 
-# --- keeping it small -------------------------------------------------------------------------------------------------
-def compact(*, now: float | None = None) -> int:
-    """Merge settled blocks into stretches of BLOCK_S and drop what is past retention. -> blocks that went away."""
-    now = time.time() if now is None else now
-    oldest = SampleBlock.objects.filter(ended_at__lt=now - settings.SAMPLE_RETENTION_DAYS * 86_400)
-    gone, _ = SampleBlock.objects.filter(pk__in=oldest.values("pk")[:COMPACT_ROWS]).delete()
-    settled = math.floor((now - SETTLED_S) / BLOCK_S) * BLOCK_S
-    crowded = (
-        SampleBlock.objects.filter(started_at__lt=settled)
-        .annotate(stretch=Floor(F("started_at") / BLOCK_S))
-        .values_list("node_id", "stretch")
-        .annotate(blocks=Count("pk"))
-        .filter(blocks__gt=1)
-        .order_by("-stretch")[:COMPACT_STRETCHES]
-    )
-    return gone + sum(merge(node_id, stretch * BLOCK_S) for node_id, stretch, _ in crowded)
+def stretch(stats: list[Stat | None], unknown: set[int], most: int) -> None:
+    """Between two samples, the earlier one holds, unless the value was asked for and not known."""
+    age = most
+    for place, stat in enumerate(stats):
+        if stat:
+            age = 0
+        elif place in unknown:
+            age = most
+        elif (age := age + 1) < most:
+            stats[place] = stats[place - 1]
 
 
-def merge(node_id: int, since: float) -> int:
-    with transaction.atomic():
-        own = SampleBlock.objects.filter(node_id=node_id, started_at__gte=since, started_at__lt=since + BLOCK_S)
-        blocks = list(own.select_for_update(skip_locked=True).order_by("started_at"))
-        if len(blocks) < 2:
-            return 0
-        payload: Payload = {}
-        for block in blocks:
-            for gpu_uuid, raw in raw_payload.decode(block.payload).items():
-                columns, more = payload.setdefault(gpu_uuid, empty_columns()), columns_decoder.decode(raw)
-                for name, column in columns.items():
-                    column.extend(more.get(name) or [None] * len(more["at"]))
-        SampleBlock.objects.filter(pk__in=[block.pk for block in blocks]).delete()
-        store(node_id, {gpu_uuid: ordered(columns) for gpu_uuid, columns in payload.items()})
-    return len(blocks) - 1
+# --- what is known ----------------------------------------------------------------------------------------------------
+def collected(spans: list[Span], step_s: float) -> list[Found]:
+    """Every sample and bucket within the spans, as fine as it is kept and no finer than `step_s` needs."""
+    if not spans:
+        return []
+    since, until = min(span.since for span in spans), max(span.until for span in spans)
+    nodes = {span.gpu.node_id for span in spans}
+    samples: list[list[raw.Sample]] = [[] for _ in spans]
+    for node_id, payload in raw.payloads(nodes, since, until):
+        for span, mine in zip(spans, samples, strict=True):
+            if span.gpu.node_id == node_id and span.gpu.uuid in payload:
+                rows = decode_samples(payload[span.gpu.uuid])
+                mine.extend(row for row in rows if span.since <= row.at <= span.until)
+    level = level_for(since, step_s)
+    tracks = rolled(spans, level, since, until) if level else [Track() for _ in spans]
+    resolution_s = float(level.step_s) if level and any(track.samples for track in tracks) else 1.0
+    return [
+        Found(span, columns_of(mine), track, resolution_s)
+        for span, mine, track in zip(spans, samples, tracks, strict=True)
+    ]
+
+
+def level_for(since: float, step_s: float) -> Level | None:
+    """None: all of it is still raw. Else the coarsest that is fine enough, among those that go back so far."""
+    age_s = time.time() - since
+    if age_s <= RAW_S:
+        return None
+    reaching = [level for level in LEVELS if age_s <= level.keep_s] or [LEVELS[-1]]
+    return next((level for level in reversed(reaching) if level.step_s <= step_s), reaching[0])
+
+
+def rolled(spans: list[Span], level: Level, since: float, until: float) -> list[Track]:
+    tracks = [Track() for _ in spans]
+    for node_id, start, row in rollups.read(level, {span.gpu.node_id for span in spans}, since, until):
+        for span, track in zip(spans, tracks, strict=True):
+            if span.gpu.node_id == node_id and span.gpu.uuid in row:
+                track.add(inside(rollups.unpacked(row[span.gpu.uuid], start, level), span, level.step_s))
+    return tracks
+
+
+def inside(track: Track, span: Span, step_s: int) -> Track:
+    """The buckets whose middle lies in the span: what is left of others' time is less than half a bucket."""
+
+    def kept(at: int) -> bool:
+        return span.since <= at + step_s / 2 <= span.until
+
+    made = Track(last=track.last)
+    made.samples = {at: count for at, count in track.samples.items() if kept(at)}
+    made.energy = {at: used for at, used in track.energy.items() if kept(at)}
+    made.stats = {
+        name: {at: stat for at, stat in stats.items() if kept(at)} for name, stats in track.stats.items()
+    }
+    return made
+
+

@@ -3,11 +3,10 @@
 from datetime import UTC, datetime
 from typing import Any
 
-import msgspec
 import pytest
 
 from portal.models import Allocation, Attempt, Gpu, Job, Node, SampleBlock
-from portal.services import samples
+from portal.services import raw, samples
 from portal.services.gauges import Gauges
 from tests.portal.conftest import Cast, make_node
 from wire.reports import GpuProcess, GpuReading
@@ -108,31 +107,6 @@ def test_an_impossible_value_is_unknown(cast: Cast, node: Node, gpu: Gpu, use: f
     assert (drawn.mean["utilization_percent"], drawn.mean["memory_used_bytes"]) == ([None], [5])
 
 
-def test_compaction_keeps_every_sample_and_few_rows(cast: Cast, node: Node, gpu: Gpu) -> None:
-    for at in range(0, 900, 2):
-        samples.append(node, [reading(gpu, NOW + at, at % 100), reading(gpu, NOW + at + 1, None)], now=NOW + at)
-    attempt = attempt_on(cast, [gpu], NOW, NOW + 900)
-    before = samples.for_attempt(attempt)
-    assert samples.compact(now=NOW + 2000) == 450 - 3
-    assert SampleBlock.objects.count() == 3
-    assert samples.for_attempt(attempt) == before
-    assert samples.compact(now=NOW + 2000) == 0
-
-
-def test_young_blocks_are_left_alone(node: Node, gpu: Gpu) -> None:
-    for at in range(4):
-        samples.append(node, [reading(gpu, NOW + at)], now=NOW)
-    assert samples.compact(now=NOW + 60) == 0
-    assert SampleBlock.objects.count() == 4
-
-
-def test_what_is_past_retention_goes(node: Node, gpu: Gpu, settings: Any) -> None:
-    settings.SAMPLE_RETENTION_DAYS = 1
-    samples.append(node, [reading(gpu, NOW)], now=NOW)
-    samples.compact(now=NOW + 3 * 86_400)
-    assert not SampleBlock.objects.exists()
-
-
 def test_a_series_of_nothing_is_empty_not_zero(cast: Cast, gpu: Gpu) -> None:
     series = samples.for_attempt(attempt_on(cast, [gpu], NOW, None))
     assert (series.at, series.samples, series.gpus[0].mean["power_mw"]) == ([], 0, [])
@@ -182,10 +156,9 @@ def test_a_hostile_reading_becomes_an_honest_one(node: Node, gpu: Gpu) -> None:
     assert "\x00" not in shown["processes"][0]["command"]
 
 
-def test_a_payload_is_small(node: Node, gpu: Gpu) -> None:
-    """A day of eight GPUs, six values a second, must fit in tens of megabytes."""
+def test_a_raw_row_is_small_enough_to_keep_a_quarter_of_an_hour(node: Node, gpu: Gpu) -> None:
     samples.append(node, [reading(gpu, NOW + at, 97.0, memory_used_bytes=70 << 30, power_mw=654_321, temperature_c=61.0,
-                                  sm_clock_mhz=1980) for at in range(300)], now=NOW)
+                                  sm_clock_mhz=1980) for at in range(300)], now=NOW + 300)
     payload = SampleBlock.objects.get().payload
     assert len(payload) / 300 < 60
-    assert msgspec.msgpack.decode(payload)[gpu.uuid]["power_mw"][0] == 654_321
+    assert raw.decode_samples(raw.decode_payload(payload)[gpu.uuid])[0].power_mw == 654_321
