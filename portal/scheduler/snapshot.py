@@ -20,10 +20,11 @@ class JobRequest:
     nodes_min: int = 1
     nodes_max: int = 1
     not_before: float | None = None  # a retry waits a while
+    mig: str = ""  # a slice of this profile, not a whole GPU
 
     @cached_property
     def needs(self) -> "Needs":
-        return Needs(self.gpus, self.models, self.memory_bytes, self.link, self.nodes_min, self.nodes_max)
+        return Needs(self.gpus, self.models, self.memory_bytes, self.link, self.nodes_min, self.nodes_max, self.mig)
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Needs:
     link: str
     nodes_min: int
     nodes_max: int
+    mig: str = ""
 
     def splits(self) -> list[tuple[int, int]]:
         """-> (nodes, GPUs on each), fewest nodes first."""
@@ -43,6 +45,8 @@ class Needs:
         return [(nodes, self.gpus // nodes) for nodes in counts if self.gpus % nodes == 0]
 
     def accepts(self, gpu: "GpuView") -> bool:
+        if self.mig != gpu.mig:
+            return False
         if self.memory_bytes is not None and (gpu.memory_bytes or 0) < self.memory_bytes:
             return False
         return not self.models or any(matches(wish, gpu.name) for wish in self.models)
@@ -61,6 +65,7 @@ class GpuView:
     memory_bytes: int | None = None
     free: bool = True
     healthy: bool = True
+    mig: str = ""  # profile, of a slice
 
 
 @dataclass(frozen=True)

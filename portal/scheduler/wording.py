@@ -26,8 +26,15 @@ def asked(needs: Needs) -> str:
 
 
 def kind_word(needs: Needs, count: int) -> str:
+    if needs.mig:
+        cards = f" of {model_words(needs)}" if needs.models else ""
+        return f"{needs.mig} {'slice' if count == 1 else 'slices'}{cards}"
     if not needs.models:
         return "GPU" if count == 1 else "GPUs"
+    return model_words(needs)
+
+
+def model_words(needs: Needs) -> str:
     return needs.models[0] if len(needs.models) == 1 else f"{', '.join(needs.models[:-1])} or {needs.models[-1]}"
 
 
@@ -85,7 +92,14 @@ def node_needed(needs: Needs, nodes: Sequence[NodeView], pools: Pools) -> str:
 
 def impossible(needs: Needs, nodes: Sequence[NodeView]) -> tuple[str, str]:
     """-> (field, why no machine of this cluster can ever host the request)."""
-    gpus = [gpu for node in nodes for gpu in node.gpus]
+    every = [gpu for node in nodes for gpu in node.gpus]
+    gpus = [gpu for gpu in every if gpu.mig == needs.mig]
+    if needs.mig and not gpus:
+        profiles = ", ".join(sorted({gpu.mig for gpu in every if gpu.mig}))
+        found = f"there are: {profiles}." if profiles else "no GPU is cut into slices."
+        return "resources.mig", f"no GPU has a slice {needs.mig}; {found}"
+    if every and not gpus:
+        return "resources.gpus", f"asks for {asked(needs)}; every GPU is cut into MIG slices, which mig asks for."
     if not gpus:
         return "resources.gpus", f"asks for {asked(needs)}; no node has any GPU yet."
     models = ", ".join(sorted({gpu.model for gpu in gpus}))

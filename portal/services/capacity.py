@@ -1,6 +1,7 @@
 """The cluster as the scheduler sees it, read in a fixed number of queries."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from django.db.models import Count, Exists, OuterRef, Subquery
 
@@ -8,7 +9,12 @@ from portal.models import Allocation, Gpu, Node, Share
 from portal.scheduler.snapshot import GpuView, NodeView
 from wire.states import ATTEMPT_ENDED, GpuState, NodeState
 
+BROKEN = (GpuState.SUSPECT, GpuState.QUARANTINED, GpuState.LOST)
 ENDED = [state.value for state in ATTEMPT_ENDED]
+GPU_COLUMNS = (
+    "node_id", "uuid", "index", "name", "model", "memory_total_bytes", "state", "mig_enabled", "mig_profile",
+    "parent_uuid", "draining",
+)  # fmt: skip
 NODE_COLUMNS = ("name", "state", "schedulable", "links", "nvswitch")
 
 
@@ -32,13 +38,24 @@ def node_views() -> Iterator[NodeView]:
 def gpu_views() -> dict[int, list[GpuView]]:
     """By node. Plain tuples from the database: a large cluster has thousands of cards, and a cycle reads them all."""
     held = Allocation.objects.filter(gpu=OuterRef("pk"), released_at=None)
-    whole_cards = Gpu.objects.present().filter(mig_profile="").annotate(held=Exists(held)).order_by("node_id", "index")
-    columns = ("node_id", "uuid", "index", "name", "model", "memory_total_bytes", "held", "state")
+    cards = Gpu.objects.present().annotate(held=Exists(held)).order_by("node_id", "index", "uuid")
+    rows = list(cards.values_list(*GPU_COLUMNS, "held", named=True))
+    closed = {row.uuid: row for row in rows if row.mig_enabled and (row.draining or row.state in BROKEN)}
     by_node: dict[int, list[GpuView]] = {}
-    for node_id, uuid, index, name, model, memory_bytes, taken, state in whole_cards.values_list(*columns):
-        view = GpuView(uuid, index, name, model, memory_bytes, free=not taken, healthy=state == GpuState.OK)
-        by_node.setdefault(node_id, []).append(view)
+    for row in rows:
+        if not row.mig_enabled:  # a card that is cut is for nobody: its slices are
+            by_node.setdefault(row.node_id, []).append(gpu_view(row, closed.get(row.parent_uuid)))
     return by_node
+
+
+def gpu_view(row: Any, closed_card: Any) -> GpuView:
+    """A slice is no better off than the card it is cut from."""
+    above = (row,) if closed_card is None else (row, closed_card)
+    return GpuView(
+        row.uuid, row.index, row.name, row.model, row.memory_total_bytes, mig=row.mig_profile,
+        free=not row.held and not any(one.draining for one in above),
+        healthy=row.state == GpuState.OK and (closed_card is None or closed_card.state not in BROKEN),
+    )  # fmt: skip
 
 
 def unavailable(node: Node) -> str:

@@ -12,15 +12,17 @@ from django.db.models.functions import Greatest
 from django.utils import timezone
 
 from portal.celery import sender
-from portal.models import LogStream, Node, Share
+from portal.models import HardwareOrder, LogStream, Node, Share
 from portal.services import broker, keys
 from wire.desired import Acknowledged, Desired, HintBody, Launch, Stop
+from wire.hardware import Order
 from wire.names import HINT_TASK, desired_key, hint_queue
 from wire.signing import Action
 from wire.states import ATTEMPT_ENDED, NodeState
 
 FORGET_IS_SAID_FOR = timedelta(minutes=10)
 DESIRED_LIFETIME_S = 3600
+WITH_THE_NODE = (HardwareOrder.State.SENT, HardwareOrder.State.RUNNING)
 ENDED = [state.value for state in ATTEMPT_ENDED]
 
 
@@ -70,7 +72,7 @@ def hint(node: Node) -> bool:
 
 
 def compose(node: Node) -> Desired:
-    """Three queries. The serial is read first, so that the content is never older than its serial says."""
+    """Four queries. The serial is read first, so that the content is never older than its serial says."""
     node.refresh_from_db(fields=["desired_serial", "inventory_digest", "echo_nonce", "heartbeat", "state"])
     shares = list(Share.objects.filter(node=node).filter(spoken_of(node)).order_by("pk"))
     open_shares = [share for share in shares if share.forgotten_at is None]
@@ -83,9 +85,16 @@ def compose(node: Node) -> Desired:
         stops=[stop_of(share) for share in running if share.stop_requested_at is not None],
         acknowledged=acknowledgements(open_shares),
         forget=[str(share.attempt_id) for share in shares if share.forgotten_at is not None],
+        orders=orders_for(node),
         inventory_digest=node.inventory_digest,
         echo=node.echo_nonce,
     )
+
+
+def orders_for(node: Node) -> list[Order]:
+    """About its hardware: what it was given and has not answered to the end."""
+    rows = HardwareOrder.objects.filter(node=node, state__in=WITH_THE_NODE).order_by("requested_at")
+    return [msgspec.convert(order, Order) for order in rows.values_list("order", flat=True)]  # type: ignore[arg-type]
 
 
 def spoken_of(node: Node) -> Q:

@@ -6,7 +6,7 @@ from pydantic import ValidationError
 
 from portal.services.errors import Problem
 
-CROSS_FIELD = ("layout: ", "env: ")
+CROSS_FIELD = ("layout: ", "env: ", "resources.gpus: ", "resources.link: ")
 """Checks over several fields name the field that they are about in front of their sentence."""
 
 

@@ -5,6 +5,8 @@ import shlex
 import unicodedata
 from typing import Any
 
+from portal.hardware import mig
+
 MAX_COMMAND_BYTES = 32 * 1024
 MAX_WORDS = 4096
 MAX_NAME = 200
@@ -131,3 +133,32 @@ def unstorable(value: Any, field: str = "", depth: int = 0) -> str | None:
 
 def dotted(field: str, name: str) -> str:
     return f"{field}.{name}" if field else name
+
+
+def mig_profile(value: str) -> str:
+    """-> the profile of one slice, as drivers write it."""
+    try:
+        found = mig.parse(value)
+    except mig.Unreadable:
+        found = ()
+    if len(found) != 1:
+        raise ValueError("write one profile, such as 1g.10gb; resources.gpus says how many")
+    return found[0]
+
+
+def check_slices(launcher: str, count: int, link: str) -> None:
+    """A process sees one slice at most, and slices have no way to each other."""
+    if count == 0:
+        raise ValueError("resources.gpus: 0 slices are none; ask for 1, or leave mig out")
+    if count > 1 and launcher == "torchrun":
+        raise ValueError(
+            "resources.gpus: ranks on different MIG slices cannot train together, as NCCL does not span slices; "
+            "ask for 1 slice, or for whole GPUs without mig"
+        )
+    if count > 1:
+        raise ValueError(
+            "resources.gpus: a process sees one MIG slice only, so a job has 1; "
+            "submit a job for each slice, or ask for whole GPUs without mig"
+        )
+    if link != "any":
+        raise ValueError(f"resources.link: MIG slices have no links, so {link} cannot be had; leave it out")

@@ -85,7 +85,7 @@ class Resources(Strict):
         default=[], max_length=16
     )
     memory: Size | None = None
-    mig: Any = None
+    mig: str | None = None
     link: Literal["any", "nvlink", "pcie-switch"] = "any"
     cpus_per_gpu: Any = None
     ram: Any = None
@@ -95,10 +95,15 @@ class Resources(Strict):
     def models(cls, value: list[str]) -> list[str]:
         return list(dict.fromkeys(name.strip() for name in value if name.strip()))
 
-    @field_validator("mig", "cpus_per_gpu", "ram")
+    @field_validator("mig")
+    @classmethod
+    def one_profile(cls, value: str | None) -> str | None:
+        return spec_values.mig_profile(value) if value is not None else None
+
+    @field_validator("cpus_per_gpu", "ram")
     @classmethod
     def unavailable(cls, value: Any, info: Any) -> None:
-        words = {"mig": "MIG slices are", "cpus_per_gpu": "counting CPUs is", "ram": "counting memory of the node is"}
+        words = {"cpus_per_gpu": "counting CPUs is", "ram": "counting memory of the node is"}
         not_yet(value, words[info.field_name])
 
     @model_validator(mode="after")
@@ -227,6 +232,8 @@ class JobSpec(Strict):
         if self.layout is not None and self.layout.ranks != max(gpus, 1):
             shape = f"{self.layout.data} × {self.layout.tensor} × {self.layout.pipeline}"
             raise ValueError(f"layout: {shape} is {self.layout.ranks}, but resources.gpus is {gpus}")
+        if self.resources.mig is not None:
+            spec_values.check_slices(self.launcher, gpus, self.resources.link)
         if self.launcher == "torchrun":
             taken = spec_values.TORCHRUN_ENV.intersection(self.env)
             taken |= {name for name in self.env if name.startswith(spec_values.TORCHRUN_PREFIX)}
@@ -254,6 +261,7 @@ class JobSpec(Strict):
             nodes_min=resources.nodes.min,
             nodes_max=resources.nodes.max,
             not_before=not_before,
+            mig=resources.mig or "",
         )
 
     def stored(self) -> dict[str, Any]:

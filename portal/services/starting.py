@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 from django.db import transaction
-from django.db.models import OuterRef, Subquery
+from django.db.models import Exists, OuterRef, Subquery
 from django.utils import timezone
 
 from portal.models import Allocation, Attempt, Gpu, Job, JobState, Node, Share
@@ -72,8 +72,10 @@ def taken(placements: tuple[Placement, ...]) -> tuple[dict[str, Node], dict[str,
     uuids = [uuid for placement in placements for uuid in placement.gpus]
     ready = Node.objects.select_for_update().filter(name__in=names, schedulable=True, state=NodeState.READY)
     nodes = {node.name: node for node in ready.only("name", "hostname", "state", "desired_serial").order_by("name")}
-    cards = Gpu.objects.present().filter(uuid__in=uuids, node__in=nodes.values()).only("uuid", "index", "node_id")
-    gpus = {gpu.uuid: gpu for gpu in cards}
+    cards = Gpu.objects.present().filter(uuid__in=uuids, node__in=nodes.values(), mig_enabled=False)
+    draining = Gpu.objects.filter(node=OuterRef("node"), uuid=OuterRef("parent_uuid")).exclude(draining="")
+    free = cards.filter(~Exists(draining), draining="").only("uuid", "index", "node_id", "mig_profile")
+    gpus = {gpu.uuid: gpu for gpu in free}
     if len(nodes) < len(names) or len(gpus) < len(uuids):
         raise Conflict("a node or a GPU went away since the snapshot")
     return nodes, gpus
@@ -124,7 +126,10 @@ def meeting_point(attempt: Attempt, parts: list[Part]) -> dict[str, Any]:
 
 def where(parts: list[Part]) -> str:
     """-> "On n1: GPU 0, 1, 2, 3."."""
-    return "; ".join(
-        f"On {part.node.name}" + (f": GPU {', '.join(str(gpu.index) for gpu in part.gpus)}" if part.gpus else "")
-        for part in parts
-    ) + "."
+    return "; ".join(f"On {part.node.name}" + (f": {cards(part)}" if part.gpus else "") for part in parts) + "."
+
+
+def cards(part: Part) -> str:
+    listed = f"GPU {', '.join(str(gpu.index) for gpu in part.gpus)}"
+    profiles = {gpu.mig_profile for gpu in part.gpus if gpu.mig_profile}
+    return f"slice {profiles.pop()} of {listed}" if profiles else listed

@@ -8,20 +8,31 @@ from typing import Any
 
 from django.utils import timezone
 
-from portal.models import JOB_MOVES, Attempt, Gpu, Job, JobState, Node, Share, User
+from portal.models import JOB_MOVES, Attempt, Gpu, HardwareOrder, Job, JobState, Node, Share, User
 from portal.services import events, live
 from portal.services.errors import Problem
 from wire.states import ATTEMPT_MOVES, NODE_MOVES, AttemptState, GpuState, NodeState
 
-Stateful = Job | Attempt | Share | Node | Gpu
+Stateful = Job | Attempt | Share | Node | Gpu | HardwareOrder
 
 GPU_MOVES: dict[GpuState, frozenset[GpuState]] = {state: frozenset(GpuState) - {state} for state in GpuState}
+_O = HardwareOrder.State
+ORDER_MOVES: dict[HardwareOrder.State, frozenset[HardwareOrder.State]] = {
+    _O.WAITING: frozenset({_O.SENT, _O.CANCELLED}),
+    _O.SENT: frozenset({_O.RUNNING, _O.DONE, _O.FAILED, _O.UNDONE}),
+    _O.RUNNING: frozenset({_O.DONE, _O.FAILED, _O.UNDONE}),
+    _O.DONE: frozenset({_O.FAILED}),  # the node said so, but its inventory never showed it
+    _O.FAILED: frozenset(),
+    _O.UNDONE: frozenset(),
+    _O.CANCELLED: frozenset(),
+}
 TABLES: dict[type, tuple[type, Mapping[Any, frozenset[Any]]]] = {
     Job: (JobState, JOB_MOVES),
     Attempt: (AttemptState, ATTEMPT_MOVES),
     Share: (AttemptState, ATTEMPT_MOVES),
     Node: (NodeState, NODE_MOVES),
     Gpu: (GpuState, GPU_MOVES),
+    HardwareOrder: (HardwareOrder.State, ORDER_MOVES),
 }
 
 
@@ -74,11 +85,11 @@ def already_there(obj: Stateful, to: str) -> bool:
 
 
 def since(obj: Stateful) -> dict[str, Any]:
-    return {"state_since": timezone.now()} if isinstance(obj, Job | Attempt | Node) else {}
+    return {"state_since": timezone.now()} if isinstance(obj, Job | Attempt | Node | Gpu) else {}
 
 
 def noun(obj: Stateful) -> str:
-    return type(obj).__name__.lower()
+    return "order" if isinstance(obj, HardwareOrder) else type(obj).__name__.lower()
 
 
 def described(obj: Stateful) -> str:
@@ -88,6 +99,8 @@ def described(obj: Stateful) -> str:
 def subjects(obj: Stateful) -> dict[str, Any]:
     if isinstance(obj, Share):
         return {"attempt": obj.attempt, "node": obj.node}
+    if isinstance(obj, HardwareOrder):
+        return {"gpu": obj.gpu, "node": obj.node}
     return {noun(obj): obj}
 
 
@@ -100,5 +113,7 @@ def tell(obj: Stateful) -> None:
         live.notify(live.job_channel(obj.attempt.job_id), "share", node_rank=obj.node_rank, state=str(obj.state))
     elif isinstance(obj, Node):
         live.notify(live.CLUSTER, "node", name=obj.name, state=str(obj.state))
+    elif isinstance(obj, HardwareOrder):
+        live.notify(live.CLUSTER, "node", name=obj.node.name, order=str(obj.pk), state=str(obj.state))
     else:
         live.notify(live.CLUSTER, "gpu", uuid=obj.uuid, state=str(obj.state))
