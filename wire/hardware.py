@@ -70,6 +70,7 @@ class GpuHardware(msgspec.Struct, kw_only=True, omit_defaults=True):
     recovery_action: int | None = None  # NVML field 230: 0 none, 1 reset, 2 reboot, 3 drain p2p, 4 drain and reset
     persistence_mode: bool | None = None
     mig: MigStatus | None = None
+    partition: str | None = None  # of an AMD GPU: compute and memory, as in CPX/NPS4
     missing: dict[str, str] = {}
 
 
@@ -103,6 +104,7 @@ class HealthEvent(msgspec.Struct, kw_only=True, tag="health"):
     code: int | None = None  # the Xid
     message: str = ""
     source: str = ""  # nvml | kernel_log | reader
+    count: int = 1  # how often it happened so far: a storm is one event whose count grows
 
 
 # --- what a node is told ---------------------------------------------------------------------------------------------

@@ -89,6 +89,14 @@ class RankExit(msgspec.Struct, kw_only=True):
     ended_at: float | None = None
 
 
+class Refusal(msgspec.Struct, kw_only=True):
+    """Why a share was not started on this node. `code` is busy (it passes by itself), broken, or disk."""
+
+    code: str
+    message: str  # one sentence
+    gpu_uuid: str | None = None
+
+
 class AttemptEvent(msgspec.Struct, kw_only=True, tag="attempt"):
     """A step in the life of an attempt. `seq` counts from 1 without gaps per attempt."""
 
@@ -104,6 +112,7 @@ class AttemptEvent(msgspec.Struct, kw_only=True, tag="attempt"):
     message: str | None = None  # one line: the last error line, or why the launch failed
     ranks: list[RankExit] = []
     log_sizes: dict[str, int] = {}  # with an end: bytes of each stream, final
+    refusals: list[Refusal] = []  # with PREFLIGHT
     pid: int | None = None
     monotonic_s: float | None = None  # since the attempt was accepted; durations come from this
 

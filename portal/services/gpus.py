@@ -6,14 +6,14 @@ import msgspec
 
 from portal.models import Gpu, Node
 from portal.scheduler.families import family
-from portal.services import events, transitions
+from portal.services import events, health, transitions
 from portal.services.text import storable
 from wire.reports import GpuInfo
 from wire.states import GpuState
 
 OWN_COLUMNS = frozenset({
     "uuid", "index", "vendor", "name", "pci_bus_id", "memory_total_bytes", "power_limit_mw", "numa_node", "parent_uuid",
-    "mig_profile",
+    "mig_profile", "mig_enabled",
 })  # fmt: skip
 
 
@@ -27,8 +27,12 @@ def reported(node: Node, infos: list[GpuInfo]) -> None:
             events.record("gpu.found", node=node, gpu=gpu, message=f"GPU {info.index}: {info.name}.")
         else:
             again(node, gpu, info)
-    for gpu in Gpu.objects.filter(node=node, present=True).exclude(uuid__in=[info.uuid for info in infos]):
-        vanish(gpu)
+    here = {info.uuid for info in infos}
+    for gpu in Gpu.objects.filter(node=node, present=True).exclude(uuid__in=here):
+        if gpu.parent_uuid in here:
+            uncut(gpu)
+        else:
+            vanish(gpu)
 
 
 def again(node: Node, gpu: Gpu, info: GpuInfo) -> None:
@@ -38,15 +42,25 @@ def again(node: Node, gpu: Gpu, info: GpuInfo) -> None:
     elif not gpu.present:
         events.record("gpu.found", node=node, gpu=gpu, message=f"GPU {info.index} is back.")
     Gpu.objects.filter(pk=gpu.pk).update(node=node, present=True, **columns(info))
-    if gpu.state == GpuState.LOST:
-        transitions.move(gpu, GpuState.OK, message="The driver answers for it again.", state_reason="")
+    gpu.node, gpu.present = node, True
+    if gpu.state != GpuState.OK:
+        health.answers_again(gpu)
+
+
+def uncut(gpu: Gpu) -> None:
+    """A slice that is gone while its card is there was taken away on purpose: nothing is broken."""
+    events.record("gpu.uncut", gpu=gpu, message=f"The slice {gpu.mig_profile} ({gpu.uuid}) does not exist any more.")
+    Gpu.objects.filter(pk=gpu.pk).update(present=False, draining="")
 
 
 def vanish(gpu: Gpu) -> None:
     message = f"GPU {gpu.index} ({gpu.uuid}) is missing from the newest inventory."
     events.record("gpu.missing", gpu=gpu, message=message)
     Gpu.objects.filter(pk=gpu.pk).update(present=False)
-    transitions.move(gpu, GpuState.LOST, message=message, state_reason=storable(message, 200))
+    if gpu.parent_uuid:  # a slice that was cut away; whether that was wanted is for its card to say
+        transitions.move(gpu, GpuState.LOST, message=message, state_reason=storable(message, 200))
+    else:
+        health.vanished(gpu, message)
 
 
 def columns(info: GpuInfo) -> dict[str, Any]:
@@ -62,5 +76,6 @@ def columns(info: GpuInfo) -> dict[str, Any]:
         "numa_node": info.numa_node,
         "parent_uuid": storable(info.parent_uuid or "", 80),
         "mig_profile": storable(info.mig_profile or "", 20),
+        "mig_enabled": bool(info.mig_enabled),
         "details": details,
     }

@@ -18,6 +18,7 @@ from redis.retry import Retry
 from portal.models import Node
 from portal.services import broker, desired
 from portal.services.intake import DatabaseDown, Entry, Intake, require_database
+from portal.services.judging import Picture
 from wire.names import INGEST_GROUP, MESSAGE_FIELD, upstream_key
 
 CONSUMER = "ingest-1"
@@ -99,6 +100,7 @@ class Ingest:
     def __init__(self, client: redis.Redis | None = None) -> None:
         self._redis = client or new_client()
         self._lines: dict[bytes, Line] = {}
+        self._picture = Picture()
         self._nodes_at = self._capped_at = self._alive_at = 0.0
         self._backlog = True  # entries that were delivered to us before and never acknowledged
         self._lag_s = 0.0
@@ -162,7 +164,7 @@ class Ingest:
             key = upstream_key(node.name).encode()
             known = self._lines.get(key)
             same = known is not None and bytes(known.intake.node.public_key) == bytes(node.public_key)
-            lines[key] = known if known and same else Line(Intake(node))
+            lines[key] = known if known and same else Line(Intake(node, picture=self._picture))
         fresh = [key for key in lines if key not in self._lines]
         self._lines, self._nodes_at = lines, time.monotonic()
         self._make_groups(fresh)

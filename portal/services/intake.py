@@ -17,9 +17,11 @@ from django.conf import settings
 from django.db import DatabaseError, InterfaceError, connection, transaction
 
 from portal.models import LogStream, Node, Share
-from portal.services import attempts, events, live, logs, nodes
+from portal.services import attempts, events, hardware_reports, health, live, logs, nodes, orders
 from portal.services.gauges import Gauges
+from portal.services.judging import Judge, Picture
 from portal.services.samples import READINGS_PER_REPORT
+from wire.hardware import Hardware, HealthEvent, OrderResult
 from wire.names import PORTAL
 from wire.reports import AttemptEvent, Heartbeat, Inventory, LogChunk, Rejected, Report, Telemetry
 from wire.signing import Action, Opener, Refused, decode
@@ -30,6 +32,7 @@ SAME_COMPLAINT_EVERY_S = 60.0
 SET_ASIDE_MOST = 1000
 
 Entry = tuple[bytes, bytes | None]  # id, sealed report; None: trimmed away meanwhile
+InOrder = AttemptEvent | Inventory | Rejected | Hardware | HealthEvent | OrderResult
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +65,7 @@ class Sorted:
     """The reports of a batch, by what they need."""
 
     chunks: list[LogChunk] = field(default_factory=list)
-    in_order: list[AttemptEvent | Inventory | Rejected] = field(default_factory=list)
+    in_order: list[InOrder] = field(default_factory=list)
     heartbeat: Heartbeat | None = None
     telemetry: list[Telemetry] = field(default_factory=list)
     shares: dict[uuid.UUID, Share] = field(default_factory=dict)
@@ -78,9 +81,10 @@ class Sorted:
 class Intake:
     """One node's way in."""
 
-    def __init__(self, node: Node, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, node: Node, clock: Callable[[], float] = time.time, picture: Picture | None = None) -> None:
         self.node = node
         self.gauges = Gauges(node, clock)
+        self.judge = Judge(node, picture)
         self._clock = clock
         self._opener = Opener(
             bytes(node.public_key), sender=node.name, audience=PORTAL, action=Action.REPORT, lifetime_s=None
@@ -92,6 +96,7 @@ class Intake:
         """Afterwards every entry may be acknowledged. Raises DatabaseDown."""
         received = [opened for entry in entries if (opened := self._open(*entry))]
         outcome = self._apply_together(received) if received else Outcome()
+        self._weigh()
         self.tell()
         return outcome
 
@@ -112,6 +117,13 @@ class Intake:
             except DatabaseError:
                 require_database()
                 log.exception("The event %s about %s was not recorded.", kind, self.node.name)
+
+    def _weigh(self) -> None:
+        try:
+            self.judge.look()
+        except Exception:
+            require_database()
+            log.exception("The readings of %s could not be weighed; the next ones will be.", self.node.name)
 
     # --- one entry ----------------------------------------------------------------------------------------------------
     def _open(self, entry_id: bytes, sealed: bytes | None) -> Received | None:
@@ -165,6 +177,7 @@ class Intake:
         self._complain_of_chunks(written.refused)
         for telemetry in batch.telemetry:
             self.gauges.add(telemetry.readings[:READINGS_PER_REPORT])
+            self.judge.add(telemetry.readings[:READINGS_PER_REPORT])
         return outcome
 
     def _sort(self, received: list[Received]) -> Sorted:
@@ -204,6 +217,8 @@ class Intake:
                     outcome.progress = True
                 case Rejected():
                     self.complain("node.rejected", report.code, f"The node refused an order: {report.message}")
+                case _:
+                    apply_hardware(node, report)
         if batch.heartbeat:
             nodes.heartbeat(node, batch.heartbeat)
 
@@ -220,6 +235,16 @@ def own_shares(node: Node, attempt_ids: list[str]) -> dict[uuid.UUID, Share]:
         return {}
     rows = Share.objects.filter(node=node, attempt_id__in=wanted).select_related("attempt")
     return {share.attempt_id: share for share in rows}
+
+
+def apply_hardware(node: Node, report: Hardware | HealthEvent | OrderResult) -> None:
+    match report:
+        case Hardware():
+            hardware_reports.apply(node, report)
+        case HealthEvent():
+            health.report(node, report)
+        case OrderResult():
+            orders.result(node, report)
 
 
 def uuid_of(text: str) -> uuid.UUID | None:
