@@ -57,12 +57,14 @@ BY_KIND = {
                        "Ask its owner to end it; then the GPU is on offer again by itself.", _S.DIRTY),
     "leftover": Verdict(WARNING, "A job ended and its memory on the GPU was not returned.",
                         "End what is left of it; then the GPU is on offer again by itself.", _S.DIRTY),
+    "busy": Verdict(WARNING, "A job could not be started here, as something else uses this GPU.",
+                    "It is on offer again by itself once its readings are clean.", _S.DIRTY),
     "memory": Verdict(WARNING, "Memory is in use and no process explains it.",
                       "It usually comes back by itself. If it does not, reset the GPU.", _S.DIRTY),
     "disk": Verdict(WARNING, "The node has too little disk space to start jobs.",
                     "Make room on the disk that holds the node's state directory."),
 }
-SELF_HEALING = frozenset({"foreign", "leftover", "memory"})
+SELF_HEALING = frozenset({"foreign", "leftover", "memory", "busy"})
 """Seen in readings: they come and go with what is seen."""
 
 WHILE_IT_LASTS = SELF_HEALING | {"lost", "hang"}

@@ -12,7 +12,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from portal.models import Allocation, Attempt, Job, JobState, LogStream, Node, Share
-from portal.services import desired, endings, events, scheduling, transitions
+from portal.services import desired, endings, events, health, refusals, scheduling, transitions
 from portal.services.logs import STREAM_NAME
 from portal.services.text import storable
 from wire.reports import AttemptEvent
@@ -20,6 +20,7 @@ from wire.states import ATTEMPT_ENDED, ATTEMPT_MOVES, END_STATE, AttemptState, E
 
 ENDED = [state.value for state in ATTEMPT_ENDED]
 LAUNCHER_STREAM = "launcher"
+SELF_ENDED = (EndReason.EXIT_CODE, EndReason.SIGNAL)
 
 
 @transaction.atomic
@@ -126,6 +127,7 @@ def end_share(share: Share, event: AttemptEvent, state: AttemptState) -> None:
     )
     note_end(share, event)
     finalise_logs(share, event)
+    refusals.fence(share, event.refusals)
     attempt = share.attempt
     if state in (AttemptState.FAILED, AttemptState.LOST) and not attempt.reason:
         blame(attempt, share)
@@ -153,7 +155,8 @@ def blame(attempt: Attempt, share: Share) -> None:
     """This share says why the attempt ended; the others only followed."""
     attempt.reason = share.reason
     attempt.exit_code, attempt.signal = share.exit_code, share.signal
-    attempt.message = storable(endings.sentence(share), 600)
+    seen = health.of_attempt(attempt) if share.reason in SELF_ENDED else ""
+    attempt.message = storable(f"{endings.sentence(share)} {seen}".strip(), 600)
     attempt.save(update_fields=["reason", "exit_code", "signal", "message"])
 
 
@@ -182,8 +185,10 @@ def end_attempt(last: Share, event: AttemptEvent) -> None:
         attempt, final, reason=attempt.reason, message=attempt.message, ended_at=ended_at, running_s=ran_s
     )
     release(attempt)
-    if final == AttemptState.LOST and job.cancel_requested_at is None and attempt.number <= job.spec.get("retries", 0):
-        requeue(job, attempt)
+    if job.cancel_requested_at is None and refusals.goes_elsewhere(attempt):
+        requeue(job, attempt, "It goes elsewhere, without using up a retry.", refusals.hold_code(attempt))
+    elif final == AttemptState.LOST and job.cancel_requested_at is None and refusals.tries(attempt) <= retries(job):
+        requeue(job, attempt, f"Try {refusals.tries(attempt) + 1} of {retries(job) + 1} follows.")
     else:
         end_job(job, attempt, final)
 
@@ -200,10 +205,14 @@ def end_job(job: Job, attempt: Attempt, final: AttemptState) -> None:
     )
 
 
-def requeue(job: Job, attempt: Attempt) -> None:
-    message = f"{attempt.message} Try {attempt.number + 1} of {job.spec['retries'] + 1} follows."
+def retries(job: Job) -> int:
+    return int(job.spec.get("retries", 0))
+
+
+def requeue(job: Job, attempt: Attempt, what_follows: str, hold_code: str = "wait_retry") -> None:
+    message = f"{attempt.message} {what_follows}"
     transitions.move(
-        job, JobState.WAITING, reason=f"end_{attempt.reason}", message=message, hold_code="wait_retry",
+        job, JobState.WAITING, reason=f"end_{attempt.reason}", message=message, hold_code=hold_code,
         hold_message=storable(message, 400), allocated_at=None, started_at=None,
     )
 

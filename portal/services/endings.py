@@ -19,6 +19,7 @@ PLAIN = {
 }
 WITH_CAUSE = {
     EndReason.LAUNCH_FAILED: "Could not be started on {node}",
+    EndReason.PREFLIGHT: "Was not started, as a check of {node} failed",
     EndReason.OUT_OF_MEMORY: "{node} ran out of memory and the kernel ended a process of this job",
 }
 

@@ -237,6 +237,6 @@ def holding(gpu: Gpu, at: datetime) -> Iterable[Attempt]:
 
 
 def of_attempt(attempt: Attempt) -> str:
-    """-> what a GPU reported while it ran, as a sentence, or nothing."""
+    """-> what a GPU reported first while it ran, as a sentence, or nothing."""
     seen = Event.objects.filter(attempt=attempt, kind="gpu.health").order_by("pk").first()
-    return seen.message if seen else ""
+    return f"While it ran, {seen.message}" if seen else ""

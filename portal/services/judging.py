@@ -146,6 +146,8 @@ class Judge:
 
     def _note_absent(self, uuid: str, watch: Watch, found: dict[str, Unexplained]) -> None:
         for identity in {*watch.suspicions, *self._picture.open(uuid)} - found.keys():
+            if identity == "busy" and found:
+                continue  # what the check before a start met is still there; it gets a name of its own soon
             suspicion = watch.suspicions.setdefault(identity, Suspicion(0.0))
             suspicion.absent += 1
             if suspicion.absent >= CLEAN_READINGS:
