@@ -61,7 +61,13 @@ def _database(key: str) -> dict[str, object]:
         # After a restart of the database every pooled connection is dead: look before one is lent out.
         "CONN_HEALTH_CHECKS": True,
         "OPTIONS": {
-            "pool": {"min_size": 1, "max_size": int(_number("GPUYARD_DB_POOL", 8, least=1)), "timeout": 3},
+            # A pool that tries again ever more rarely would be away for minutes after the database is back.
+            "pool": {
+                "min_size": 1,
+                "max_size": int(_number("GPUYARD_DB_POOL", 8, least=1)),
+                "timeout": 3,
+                "reconnect_timeout": 2,
+            },
             "connect_timeout": 3,
             "options": "-c statement_timeout=5000 -c lock_timeout=4000",
         },

@@ -1,6 +1,8 @@
 """One running portal for all system tests; after each test nothing of a job may be alive."""
 
 import dataclasses
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,13 +16,16 @@ from tests.system.yard import Yard
 
 
 @pytest.fixture(scope="session")
-def _yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
-    state_dir: Path = tmp_path_factory.mktemp("yard")
-    for path in (state_dir, *list(state_dir.parents)[:2]):
-        path.chmod(0o711)  # the embedded PostgreSQL runs as another account when we are root
+def _yard() -> Iterator[Yard]:
+    # Not in pytest's own folder: that is closed to the account that PostgreSQL runs as when we are root.
+    state_dir = Path(tempfile.mkdtemp(prefix="gpuyard-yard-"))
+    state_dir.chmod(0o711)
     options = dataclasses.replace(Options.load({}), state_dir=state_dir, port=some_free_port())
-    with Stack(options, Terminal()) as stack:
-        yield Yard(stack)
+    try:
+        with Stack(options, Terminal()) as stack:
+            yield Yard(stack)
+    finally:
+        shutil.rmtree(state_dir, ignore_errors=True)
 
 
 @pytest.fixture
