@@ -17,6 +17,7 @@ from redis.retry import Retry
 
 from portal.models import Node
 from portal.services import broker, desired
+from portal.services.gauges import Board
 from portal.services.intake import DatabaseDown, Entry, Intake, require_database
 from portal.services.judging import Picture
 from wire.names import INGEST_GROUP, MESSAGE_FIELD, upstream_key
@@ -101,6 +102,7 @@ class Ingest:
         self._redis = client or new_client()
         self._lines: dict[bytes, Line] = {}
         self._picture = Picture()
+        self._board = Board()
         self._nodes_at = self._capped_at = self._alive_at = 0.0
         self._backlog = True  # entries that were delivered to us before and never acknowledged
         self._lag_s = 0.0
@@ -215,12 +217,11 @@ class Ingest:
 
     # --- besides ------------------------------------------------------------------------------------------------------
     def _flush_gauges(self, *, force: bool = False) -> None:
-        for line in self._lines.values():
-            try:
-                line.intake.gauges.flush(force=force)
-            except Exception:
-                require_database()
-                log.exception("A second of telemetry of %s was lost.", line.intake.node.name)
+        try:
+            self._board.flush([line.intake.gauges for line in self._lines.values()], force=force)
+        except Exception:
+            require_database()
+            log.exception("The newest seconds of telemetry were lost.")
 
     def _until_due_s(self) -> float:
         now = time.monotonic()

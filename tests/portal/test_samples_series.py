@@ -7,7 +7,7 @@ import pytest
 
 from portal.models import Allocation, Attempt, Gpu, Job, Node, SampleBlock
 from portal.services import raw, samples
-from portal.services.gauges import Gauges
+from portal.services.gauges import Board, Gauges
 from tests.portal.conftest import Cast, make_node
 from wire.reports import GpuProcess, GpuReading
 
@@ -122,12 +122,12 @@ class Clock:
 
 def test_the_newest_reading_is_shown_once_a_second_and_stored_every_other(node: Node, gpu: Gpu) -> None:
     clock = Clock()
-    gauges = Gauges(node, clock)
+    gauges, board = Gauges(node, clock), Board(clock)
     for step in range(8):
         clock.now = NOW + step * 0.5
         gauges.add([reading(gpu, clock.now, float(step))])
-        gauges.flush()
-    gauges.flush(force=True)
+        board.flush([gauges])
+    board.flush([gauges], force=True)
     gpu.refresh_from_db()
     assert gpu.latest["utilization_percent"] == 7.0
     assert SampleBlock.objects.count() == 3
@@ -137,7 +137,7 @@ def test_a_node_cannot_speak_for_the_gpu_of_another(node: Node, gpu: Gpu) -> Non
     other = make_node("n2", gpus=1)
     gauges = Gauges(other, Clock())
     gauges.add([reading(gpu, NOW, 99.0)])
-    gauges.flush(force=True)
+    Board(Clock()).flush([gauges], force=True)
     gpu.refresh_from_db()
     assert gpu.latest == {}
     assert not SampleBlock.objects.exists()
@@ -147,7 +147,7 @@ def test_a_hostile_reading_becomes_an_honest_one(node: Node, gpu: Gpu) -> None:
     gauges = Gauges(node, Clock())
     crowd = [GpuProcess(pid=number, command="evil\x00\ud800name", memory_used_bytes=-1) for number in range(500)]
     gauges.add([reading(gpu, NOW, float("nan"), power_mw=-5, energy_mj=1 << 60, temperature_c=-10.0, processes=crowd)])
-    gauges.flush(force=True)
+    Board(Clock()).flush([gauges], force=True)
     gpu.refresh_from_db()
     shown = gpu.latest
     assert (shown["utilization_percent"], shown["power_mw"], shown["energy_mj"]) == (None, None, None)
