@@ -14,12 +14,14 @@ from portal.models.jobs import JobQuerySet
 from portal.services import samples
 from portal.services.cells import Cell, cells
 from portal.services.samples import Span
+from wire.states import NodeState
 
 FAILURE_SHOWN_FOR = timedelta(days=7)
 JOBS_SHOWN = 8
 HISTORY_S = 1800.0
 HISTORY_POINTS = 60
-ODD = ("unreachable", "lost", "quarantined", "dirty", "suspect", "draining")
+ODD = ("quarantined", "lost", "dirty", "suspect", "draining")
+NODES_NAMED = 3  # one by one at the head of the page
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,10 @@ class NodeRow:
     @property
     def free(self) -> int:
         return sum(cell.free for cell in self.cells)
+
+    @property
+    def slices_free(self) -> int:
+        return sum(part.free for cell in self.cells for part in cell.slices)
 
     @property
     def utilization_percent(self) -> float | None:
@@ -71,8 +77,21 @@ class ModelGroup:
         return self.count("busy")
 
     @property
+    def split(self) -> int:
+        """Cards that are cut into slices."""
+        return self.count("mig")
+
+    @property
+    def slices(self) -> int:
+        return sum(len(cell.slices) for cell in self.cells)
+
+    @property
+    def slices_free(self) -> int:
+        return sum(row.slices_free for row in self.rows)
+
+    @property
     def off(self) -> int:
-        return self.total - self.free - self.mine - self.busy
+        return self.total - self.free - self.mine - self.busy - self.split
 
     @property
     def blocks(self) -> list[int]:
@@ -102,8 +121,19 @@ class Holding:
     owner: str
     mine: bool
     gpus: int
+    share: float  # in whole cards: a slice is a part of one
     models: str
     utilization_percent: float | None
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Something that wants to be looked at, and where."""
+
+    state: str
+    count: int
+    node: Node
+    anchor: str = ""
 
 
 @dataclass(frozen=True)
@@ -130,14 +160,47 @@ class ClusterView:
         return len({row.node.pk for row in self.rows}) + len(self.empty_nodes)
 
     @property
-    def counts(self) -> dict[str, int]:
-        """How many cells are in each state."""
-        return dict(Counter(cell.state for cell in self.cells))
+    def parts(self) -> list[Cell]:
+        """What can be held: whole cards, and the slices of the others."""
+        return parts_of(self.cells)
 
     @property
-    def attention(self) -> dict[str, int]:
-        counts = self.counts
-        return {state: counts[state] for state in ODD if counts.get(state)}
+    def counts(self) -> dict[str, int]:
+        """How many cells are in each state; a card that is cut counts once, and each of its slices."""
+        split = sum(cell.split for cell in self.cells)
+        return dict(Counter(part.state for part in self.parts)) | ({"mig": split} if split else {})
+
+    @property
+    def attention(self) -> list[Attention]:
+        """GPUs by state, the worst first, each pointing at the first of them."""
+        found: dict[str, list[Cell]] = {}
+        for cell in self.cells:
+            for state in {cell.state, *(part.state for part in cell.parts)}:
+                found.setdefault(state, []).append(cell)
+        return [
+            Attention(state, len(found[state]), found[state][0].node, found[state][0].anchor)
+            for state in ODD
+            if state in found
+        ]
+
+    @property
+    def nodes(self) -> list[Node]:
+        return [*{row.node.pk: row.node for row in self.rows}.values(), *self.empty_nodes]
+
+    @property
+    def silent(self) -> list[Node]:
+        """The longest out of touch first."""
+        away = [node for node in self.nodes if node.state == NodeState.UNREACHABLE]
+        return sorted(away, key=lambda node: (node.last_heartbeat_at is not None, node.last_heartbeat_at))
+
+    @property
+    def silent_named(self) -> list[Node]:
+        return self.silent if len(self.silent) <= NODES_NAMED else []
+
+    @property
+    def troubled(self) -> list[Node]:
+        """Nodes in touch that say themselves what is wrong with them."""
+        return [node for node in self.nodes if node.problem and node.state != NodeState.UNREACHABLE]
 
 
 def cluster(user: User) -> ClusterView:
@@ -145,7 +208,7 @@ def cluster(user: User) -> ClusterView:
     by_node = cells(user, nodes)
     own = Job.objects.filter(owner=user).order_by("id")
     running, waiting = list(own.active()), own.waiting()  # of the latter there may be thousands
-    everything = [cell for node in nodes for cell in by_node[node.pk]]
+    everything = parts_of(cell for node in nodes for cell in by_node[node.pk])
     return ClusterView(
         groups=groups(nodes, by_node),
         empty_nodes=[node for node in nodes if not by_node[node.pk]],
@@ -167,6 +230,10 @@ def groups(nodes: Sequence[Node], by_node: dict[int, list[Cell]]) -> list[ModelG
             rows.setdefault(model, []).append(NodeRow(node, mine))
     made = [ModelGroup(model, memory_of(found), link_of(found), found) for model, found in rows.items()]
     return sorted(made, key=lambda group: (-group.total, group.model))
+
+
+def parts_of(found: Iterable[Cell]) -> list[Cell]:
+    return [part for cell in found for part in cell.parts]
 
 
 def memory_of(rows: list[NodeRow]) -> int | None:
@@ -207,7 +274,10 @@ def holdings(everything: Iterable[Cell]) -> list[Holding]:
         if cell.holder:
             by_owner.setdefault(cell.holder.owner, []).append(cell)
     made = [
-        Holding(owner, bool(held[0].holder and held[0].holder.mine), len(held), models_of(held), mean_use(held))
+        Holding(
+            owner, bool(held[0].holder and held[0].holder.mine), len(held), sum(cell.share for cell in held),
+            models_of(held), mean_use(held),
+        )
         for owner, held in by_owner.items()
     ]
     return sorted(made, key=lambda holding: (-holding.gpus, holding.owner))
@@ -215,7 +285,7 @@ def holdings(everything: Iterable[Cell]) -> list[Holding]:
 
 def models_of(held: Iterable[Cell]) -> str:
     """4× H100, 2× A100"""
-    return ", ".join(f"{number}× {model}" for model, number in Counter(cell.gpu.model for cell in held).most_common())
+    return ", ".join(f"{number}× {model}" for model, number in Counter(cell.kind for cell in held).most_common())
 
 
 def mean_use(held: Iterable[Cell]) -> float | None:

@@ -34,6 +34,7 @@ STATES: dict[str, tuple[str, str, Any]] = {
     "quarantined": ("k-quar", "x", gettext_lazy("Quarantined")),
     "lost": ("k-lost", "plug-connected-x", gettext_lazy("Lost")),
     "draining": ("k-lost", "arrow-bar-to-down", gettext_lazy("Draining")),
+    "mig": ("k-busy", "layout-columns", gettext_lazy("MIG")),
     # nodes
     "joining": ("k-wait", "hourglass", gettext_lazy("Joining")),
     "ready": ("k-ok", "circle-check", gettext_lazy("Ready")),
@@ -61,7 +62,7 @@ def badge(state: str, word: str = "", large: bool = False, plain: bool = False) 
 
 @register.simple_tag
 def counted_badge(state: str, count: int) -> SafeString:
-    """«2 GPUs: quarantined», for the head of a page."""
+    """«2 GPUs quarantined», for the head of a page."""
     if state == "dirty":
         return badge(state, ngettext("%(n)d foreign process", "%(n)d foreign processes", count) % {"n": count})
     what = ngettext("%(n)d GPU", "%(n)d GPUs", count) % {"n": count}

@@ -11,14 +11,20 @@ from portal.templatetags.gy import CELL_MARKS, cell_class, gb, percent, share_of
 
 register = template.Library()
 
-CELL_STATES = ("free", "busy", "mine", "dirty", "suspect", "quarantined", "lost", "unreachable", "draining")
+CELL_STATES = ("free", "busy", "mine", "dirty", "suspect", "quarantined", "lost", "unreachable", "draining", "mig")
+SLICE_CLASSES = {
+    "free": "f", "mine": "m", "busy": "", "dirty": "d", "suspect": "s", "quarantined": "q", "draining": "h",
+}  # fmt: skip
+CUT_STATES = {"mig", "draining", "busy", "mine", "dirty", "suspect"}  # of a card whose slices are drawn
 SHOWS_NUMBERS = {"busy", "mine"}
 FIELDS = ("utilization_percent", "memory_used_bytes", "power_mw", "temperature_c")
 
 
 @register.simple_tag
 def gpu_cell(cell: Cell) -> SafeString:
-    """A link to the GPU. `static/js/grid.js` moves it: --u, --m, the digits."""
+    """A link to the GPU. `static/js/grid.js` moves it: --u, --m, the digits. A cut card shows its slices instead."""
+    if cell.split and cell.state in CUT_STATES:
+        return cut_cell(cell)
     return format_html(
         '<a class="gc {}{}" id="c-{}" href="{}#gpu-{}" tabindex="-1" style="--u:{};--m:{}" aria-label="{}"{}>{}</a>',
         cell_class(cell.state),
@@ -34,6 +40,36 @@ def gpu_cell(cell: Cell) -> SafeString:
     )
 
 
+def cut_cell(cell: Cell) -> SafeString:
+    return format_html(
+        '<a class="gc mig" id="c-{}" href="{}#{}" tabindex="-1" aria-label="{}"{}>{}{}</a>',
+        cell.gpu.uuid,
+        reverse("node", args=[cell.node.name]),
+        cell.anchor,
+        ", ".join([f"{cell.node.name} GPU {cell.gpu.index}", state_word("mig"), *map(spoken_slice, cell.slices)]),
+        facts(cell),
+        mig_strip(cell),
+        format_html('<span class="mk"><i class="ti ti-{}" aria-hidden="true"></i></span>', CELL_MARKS[cell.state])
+        if cell.state in CELL_MARKS
+        else "",
+    )
+
+
+@register.simple_tag
+def mig_strip(cell: Cell) -> SafeString:
+    """The slices of a card side by side, as wide as their share of its compute; the rest is hatched."""
+    drawn = [(SLICE_CLASSES.get(one.state, "x"), one.compute) for one in cell.slices]
+    if cell.unused:
+        drawn.append(("u", cell.unused))
+    return format_html_join("", '<span class="{}" style="--w:{}"></span>', drawn)
+
+
+def spoken_slice(one: Cell) -> str:
+    """1g.10gb busy (charlie)"""
+    holder = f" ({one.holder.owner})" if one.holder else ""
+    return f"{one.gpu.mig_profile} {state_word(one.state).lower()}{holder}"
+
+
 @register.simple_tag
 def grid_words() -> SafeString:
     """What the hover card of static/js/grid.js says, for its script to find."""
@@ -45,6 +81,7 @@ def grid_words() -> SafeString:
         "power": _("Power"),
         "held": _("Held for"),
         "why": _("Note"),
+        "slices": _("Slices"),
         "states": {state: state_word(state) for state in CELL_STATES},
     }
     return json_script(words, "grid-words")
@@ -84,7 +121,8 @@ def facts(cell: Cell) -> SafeString:
         "uuid": short_uuid(cell.gpu.uuid),
         "total": cell.gpu.memory_total_bytes,
         "limit": cell.gpu.power_limit_mw,
-        "why": cell.gpu.state_reason or None,
+        "why": cell.gpu.state_reason or cell.gpu.draining or None,
+        "slices": "; ".join(map(spoken_slice, cell.slices)) or None,
         "model": cell.gpu.name,
         **{name.split("_")[0]: cell.latest.get(name) for name in FIELDS},
     }

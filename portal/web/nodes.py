@@ -1,11 +1,12 @@
 """The machines: a list, and a page for each with its GPUs, links, processes and events."""
 
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
 from portal.services import access, node_details
+from portal.services.errors import Problem
 from portal.services.node_details import NodeDetail
 from portal.services.overview import cluster
 from portal.web.pages import page
@@ -31,12 +32,21 @@ def node_page(request: HttpRequest, name: str) -> HttpResponse:
     detail = node_details.detail(person(request), found)
     if request.GET.get("part") == "live":
         return render(request, "nodes/live.html", {"detail": detail, "node": found})
+    if request.GET.get("part") == "charts":
+        return JsonResponse(charts(detail, window(request.GET.get("window", ""))))
     return render(request, "nodes/node.html", {"detail": detail, "node": found, "charts": charts(detail)})
 
 
-def charts(detail: NodeDetail) -> dict[str, object]:
+def window(asked: str) -> int:
+    known = {str(seconds): seconds for seconds in node_details.WINDOWS_S}
+    if asked not in known:
+        raise Problem(400, "bad_window", f"window: one of {', '.join(known)} seconds.")
+    return known[asked]
+
+
+def charts(detail: NodeDetail, window_s: int = node_details.WINDOWS_S[0]) -> dict[str, object]:
     """For static/js/charts.js."""
-    series = node_details.recent(detail.cells)
+    series = node_details.recent(detail.cells, window_s)
     gpus = [
         {
             "uuid": cell.gpu.uuid,

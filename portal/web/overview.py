@@ -9,7 +9,7 @@ from portal.services.overview import ClusterView, ModelGroup, cluster, history
 from portal.web.pages import page
 from portal.web.people import person
 
-LEGEND = ("free", "busy", "mine", "dirty", "suspect", "quarantined", "lost", "unreachable", "draining")
+LEGEND = ("free", "busy", "mine", "dirty", "suspect", "quarantined", "lost", "unreachable", "draining", "mig")
 ALWAYS = {"free", "busy", "mine"}
 
 

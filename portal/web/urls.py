@@ -3,12 +3,19 @@
 from allauth.account import views as allauth
 from django.urls import URLPattern, path
 
-from portal.web import accounts, health, jobs, live, nodes, overview, submit
+from portal.web import accounts, hardware, health, jobs, live, nodes, overview, submit
 
 urlpatterns: list[URLPattern] = [
     path("", overview.overview, name="overview"),
     path("nodes/", nodes.node_list, name="nodes"),
     path("nodes/<str:name>/", nodes.node_page, name="node"),
+    path("nodes/<str:name>/drain/", hardware.cordon, name="node_cordon"),
+    path("nodes/<str:name>/offer/", hardware.uncordon, name="node_uncordon"),
+    path("nodes/<str:name>/release-driver/", hardware.release_driver, name="node_release_driver"),
+    path("nodes/<str:name>/mig/plan/", hardware.mig_plan, name="mig_plan"),
+    path("gpus/<str:uuid>/release/", hardware.release, name="gpu_release"),
+    path("gpus/<str:uuid>/quarantine/", hardware.quarantine, name="gpu_quarantine"),
+    path("orders/<uuid:order_id>/cancel/", hardware.order_cancel, name="order_cancel"),
     path("jobs/", jobs.jobs, name="jobs"),
     path("jobs/new/", submit.new_job, name="new_job"),
     path("jobs/new/check/", submit.check_job, name="check_job"),

@@ -5,6 +5,7 @@
      gpus    [{uuid, label, color, memory_total_bytes, power_limit_mw}]
      at      [s], the time axis of the past;  series  {uuid: {utilization_percent: [..|null], memory_used_bytes: [..], power_mw: [..]}}
    charts.append(uuid, at, {utilization_percent, …})   one live reading
+   charts.load({at, series}, seconds | null)           another stretch of the past
    charts.show(seconds | null)                         the last so many seconds, or the whole run
    charts.highlight(uuid | null)                       brings one line up                                            */
 import uPlot from "../vendor/uplot/uPlot.esm.js";
@@ -52,6 +53,12 @@ export class GpuCharts {
     for (const key of Object.keys(METRICS)) columns[key].push(reading[key] ?? null);
     if (columns.at.length > KEPT) for (const column of Object.values(columns)) column.splice(0, column.length - KEPT);
     this.schedule();
+  }
+
+  /* Another stretch of the past in place of what is drawn. */
+  load({ at, series }, seconds) {
+    for (const gpu of this.gpus) this.columns.set(gpu.uuid, columnsOf(at, series[gpu.uuid]));
+    this.show(seconds);
   }
 
   show(seconds) {

@@ -80,7 +80,7 @@ export class Grid {
   apply() {
     let shown = 0;
     for (const row of this.root.querySelectorAll(".gy-node")) {
-      const fits = row.dataset.node.includes(this.filter) && (!this.freeOnly || row.querySelector(".gc.free"));
+      const fits = row.dataset.node.includes(this.filter) && (!this.freeOnly || row.querySelector(".gc.free, .gc.mig>.f"));
       row.hidden = !fits;
       shown += fits ? 1 : 0;
     }
@@ -160,6 +160,7 @@ export class Grid {
       [words.memory, `${gigabytes(number(this.cell, "memory"))} / ${gigabytes(dataset.total)} GB`],
       [words.power, `${watts(number(this.cell, "power"))} / ${watts(dataset.limit)} W`],
       [words.held, dataset.since ? duration((Date.now() - Date.parse(dataset.since)) / 1000) : null],
+      [words.slices, dataset.slices],
       [words.why, dataset.why],
       ["UUID", dataset.uuid],
     ];
@@ -177,7 +178,7 @@ export class Grid {
 }
 
 const KINDS = {
-  free: "k-free", busy: "k-busy", mine: "k-mine", dirty: "k-dirty", suspect: "k-suspect", quarantined: "k-quar",
+  free: "k-free", busy: "k-busy", mine: "k-mine", dirty: "k-dirty", suspect: "k-suspect", quarantined: "k-quar", mig: "k-busy",
 };
 
 function patchCell(old, fresh) {

@@ -202,18 +202,27 @@ export function partsRefresher(url, patchers = {}, done = () => {}, minGapMs = 2
     }
     const made = document.createElement("template");
     made.innerHTML = html;
-    for (const fresh of made.content.querySelectorAll("[data-part]")) takeOver(fresh, patchers[fresh.dataset.part]);
+    for (const fresh of made.content.querySelectorAll("[data-part]")) patchPart(fresh, patchers[fresh.dataset.part]);
     done();
   };
   return () => { if (!timer) timer = setTimeout(run, Math.max(50, last + minGapMs - Date.now())); };
 }
 
-function takeOver(fresh, patcher) {
+function patchPart(fresh, patcher) {
   const old = document.querySelector(`[data-part="${fresh.dataset.part}"]`);
   if (!old) return;
   if (patcher) patcher(fresh);
-  else if (old.innerHTML !== fresh.innerHTML && !old.contains(document.activeElement)) {
-    old.replaceChildren(...fresh.childNodes);
-    tick(old);
-  }
+  else exchange(old, fresh);
+}
+
+/* For a patcher that only has something to put right in the fresh part before it is taken. */
+export function takeOver(fresh) {
+  const old = document.querySelector(`[data-part="${fresh.dataset.part}"]`);
+  if (old) exchange(old, fresh);
+}
+
+function exchange(old, fresh) {
+  if (old.innerHTML === fresh.innerHTML || old.contains(document.activeElement)) return;
+  old.replaceChildren(...fresh.childNodes);
+  tick(old);
 }

@@ -38,7 +38,7 @@ def test_what_is_not_known_is_not_zero(cast: Cast, node: Node) -> None:
     Node.objects.filter(pk=node.pk).update(driver="", cpu_count=None, memory_total_bytes=None, last_heartbeat_at=None)
     read(node.gpus.get(index=0), utilization_percent=None, missing={"utilization_percent": "not_supported"})
     html = page(cast.bob, "/nodes/h1/")
-    assert 'title="not_supported"' in html
+    assert 'title="this GPU does not offer it"' in html
     assert "0 CPU cores" not in html and "<b>0</b> GB" not in html and "n/a" in html
 
 

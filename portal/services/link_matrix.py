@@ -1,0 +1,98 @@
+"""How the GPUs and network cards of a node are joined, as a table."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from portal.models import Node
+from portal.services.cells import Cell
+
+LINK_CLASSES = {"PIX": 2, "PXB": 2, "PHB": 3, "NODE": 3, "SYS": 4}
+LINK_WORDS = {
+    "PIX": "one PCIe switch",
+    "PXB": "several PCIe switches",
+    "PHB": "same PCIe host bridge",
+    "NODE": "same socket",
+    "SYS": "across sockets",
+}
+
+
+@dataclass(frozen=True)
+class LinkCell:
+    """How two things are joined. `tone` 1 is the fastest, 4 the slowest, 0 not known."""
+
+    kind: str
+    tone: int
+    both_free: bool = False
+    itself: bool = False
+
+
+@dataclass(frozen=True)
+class NicRow:
+    """wire.hardware.Nic for people."""
+
+    told: dict[str, Any]
+    nearest_kind: str
+    nearest: str  # "0, 1"
+
+    @property
+    def name(self) -> str:
+        return str(self.told.get("name") or "")
+
+
+def matrix(node: Node, cells: list[Cell]) -> list[tuple[Cell, list[LinkCell]]]:
+    """A row per GPU: first the GPUs, then the network cards."""
+    kinds = {frozenset((a, b)): str(kind) for a, b, kind in node.links}
+    return [
+        (row, [link(row, column, kinds) for column in cells] + [nic_link(row, nic) for nic in node.nics])
+        for row in cells
+    ]
+
+
+def link_kinds(node: Node) -> list[tuple[str, int, str]]:
+    """Those that occur, the fastest first: kind, tone, in words."""
+    found = {str(kind) for _, _, kind in node.links}
+    found |= {str(kind) for nic in node.nics for kind in (nic.get("distances") or {}).values()}
+    return sorted(((kind, tone_of(kind), words_of(kind, node)) for kind in found), key=lambda item: item[1:])
+
+
+def nics(node: Node, cells: list[Cell]) -> list[NicRow]:
+    return [nic_row(dict(nic), cells) for nic in node.nics]
+
+
+# --- helpers ----------------------------------------------------------------------------------------------------------
+
+
+def link(row: Cell, column: Cell, kinds: dict[frozenset[str], str]) -> LinkCell:
+    if row.gpu.uuid == column.gpu.uuid:
+        return LinkCell("", 0, itself=True)
+    kind = kinds.get(frozenset((row.gpu.uuid, column.gpu.uuid)), "")
+    return LinkCell(kind, tone_of(kind), both_free=row.free and column.free)
+
+
+def nic_link(row: Cell, nic: dict[str, Any]) -> LinkCell:
+    kind = str((nic.get("distances") or {}).get(row.gpu.uuid) or "")
+    return LinkCell(kind, tone_of(kind))
+
+
+def nic_row(told: dict[str, Any], cells: list[Cell]) -> NicRow:
+    distances = told.get("distances") or {}
+    kind = min(distances.values(), key=nearness, default="")
+    nearest = [str(cell.gpu.index) for cell in cells if kind and distances.get(cell.gpu.uuid) == kind]
+    return NicRow(told, kind, ", ".join(nearest))
+
+
+def nearness(kind: str) -> int:
+    order = list(LINK_WORDS)
+    return order.index(kind) if kind in order else len(order)
+
+
+def tone_of(kind: str) -> int:
+    return 1 if kind.startswith(("NV", "XGMI")) else LINK_CLASSES.get(kind, 0)
+
+
+def words_of(kind: str, node: Node) -> str:
+    if kind.startswith("NV"):
+        return f"{kind[2:]} NVLinks" + (" through NVSwitch" if node.nvswitch else "")
+    if kind.startswith("XGMI"):
+        return "Infinity Fabric"
+    return LINK_WORDS.get(kind, "")
