@@ -51,7 +51,9 @@ class Node(models.Model):
 
 class GpuQuerySet(models.QuerySet["Gpu"]):
     def present(self) -> "GpuQuerySet":
-        return self.filter(present=True)
+        """What a node has now. A whole card that vanished stays in sight until it is back or somebody lets go of it."""
+        missed = models.Q(parent_uuid="") & ~models.Q(state=GpuState.OK)
+        return self.filter(models.Q(present=True) | missed)
 
 
 class Gpu(models.Model):

@@ -95,6 +95,11 @@ def answers_again(gpu: Gpu) -> bool:
     return settle(gpu)
 
 
+def driver_works(node: Node) -> None:
+    """Its newest inventory has nothing to complain about."""
+    resolve(Health.objects.filter(node=node, gpu=None, kind__in=("driver", "hang"), resolved_at=None))
+
+
 def open_finding(subject: Gpu | Node, kind: str, message: str, *, key: str, actor: User | None = None,
                  **fields: Any) -> Health:  # fmt: skip
     """A new row, and what follows from it for the GPU. One that asks for nothing is no open matter."""

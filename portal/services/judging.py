@@ -139,10 +139,10 @@ class Judge:
             del self._watches[uuid]
 
     def _is_confirmed(self, one: Unexplained, suspicion: Suspicion, now: float) -> bool:
-        """Seen twice, for long enough, and against allocations that were read after it was first seen."""
-        lasted_s = now - suspicion.since
-        return suspicion.readings >= 2 and lasted_s >= CONFIRMED_AFTER_S[one.kind] and (
-            self._picture.holders_at > suspicion.since)  # fmt: skip
+        """Seen twice, for long enough, and held against allocations that were read after it was first seen."""
+        if suspicion.readings < 2 or now - suspicion.since < CONFIRMED_AFTER_S[one.kind]:
+            return False
+        return one.kind == "foreign" or self._picture.holders_at > suspicion.since
 
     def _note_absent(self, uuid: str, watch: Watch, found: dict[str, Unexplained]) -> None:
         for identity in {*watch.suspicions, *self._picture.open(uuid)} - found.keys():

@@ -11,7 +11,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from portal.models import Node, Share, User
-from portal.services import broker, broker_users, events, gpus, keys, scheduling, transitions
+from portal.services import broker, broker_users, events, gpus, health, keys, scheduling, transitions
 from portal.services.desired import ENDED
 from portal.services.errors import Problem, field_problem
 from portal.services.text import storable
@@ -82,6 +82,8 @@ def inventory(node: Node, report: Inventory) -> None:
     if report.problem and report.problem != node.problem:
         events.record("node.problem", node=node, message=report.problem)
     gpus.reported(node, report.gpus)
+    if not report.problem:
+        health.driver_works(node)
     scheduling.wake()
 
 
