@@ -6,7 +6,7 @@ import threading
 from django.utils import timezone
 
 from portal.celery import CONTACT_TASK, CYCLE_TASK, HISTORY_TASK, app
-from portal.services import broker, desired, history, nodes, overdue, scheduling
+from portal.services import broker, desired, history, mig, nodes, overdue, scheduling
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +22,7 @@ LISTENING_SINCE = timezone.now()
 def cycle() -> None:
     with ONE_CYCLE:
         scheduling.woken()
+        mig.advance()
         scheduling.run_cycle()
 
 
