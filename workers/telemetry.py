@@ -4,30 +4,27 @@ Here it is watched, killed and started again. Nothing in `Reader` blocks its cal
 """
 
 import logging
-import os
-import selectors
-import subprocess
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
+from wire.hardware import Hardware, HealthEvent, OrderResult
 from wire.reports import GpuReading
 from workers.gpus import GpuList
-from workers.gpus.faults import FAULTS_VARIABLE
-from workers.gpus.reading import Frame, Listed, Read, Stuck, Unpacker
+from workers.gpus.errands import Errands
+from workers.gpus.frames import Command, Detailed, Frame, Listed, Noticed, Outcome, Read, Stuck
+from workers.gpus.life import Died, Hung, Life
 
 log = logging.getLogger(__name__)
 
-ROOT = Path(__file__).resolve().parent.parent
 KEPT_READINGS = 8192
-INHERITED = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "VIRTUAL_ENV", FAULTS_VARIABLE)
-"""The broker's address and the node's key stay out of the reader's environment."""
+KEPT_EVENTS = 1024
+KEPT_TICKS = 4096
 
 STARTING = "failed: the GPU reader is starting, no answer yet"
+HANGS = "Calls for the GPU do not return; it is left out until it is tried again."
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +35,10 @@ class Limits:
     steady_s: float = 60.0  # after that long a failure counts as the first
     retry_silent_s: float = 60.0  # until a GPU that made the reader hang is asked again; doubled each time
     retry_silent_most_s: float = 900.0
+    details_every_s: float = 10.0
 
     def retry_after_s(self, hangs: int) -> float:
         return min(self.retry_silent_s * 2 ** min(hangs - 1, 10), self.retry_silent_most_s)
-
-
-class Hung(Exception):
-    def __init__(self, gpu: int | None) -> None:
-        super().__init__(gpu)
-        self.gpu = gpu
-
-
-class Died(Exception):
-    pass
 
 
 class Reader:
@@ -63,9 +51,14 @@ class Reader:
         self._status = STARTING
         self._gpus: GpuList | None = None
         self._readings: deque[GpuReading] = deque(maxlen=KEPT_READINGS)
+        self._hardware: Hardware | None = None
+        self._events: deque[HealthEvent] = deque(maxlen=KEPT_EVENTS)
+        self._errands = Errands()
+        self.ticks_s: deque[float] = deque(maxlen=KEPT_TICKS)  # how long the newest looks at all GPUs took
         self._changed = threading.Condition()
         self._stopping = threading.Event()
         self._skip: set[int] = set()
+        self._hung_uuids: set[str] = set()
         self._unavailable = False
         self.failures = 0  # in a row
         self._hangs = 0  # since all GPUs answered for a while
@@ -98,6 +91,27 @@ class Reader:
             self._readings.clear()
         return readings
 
+    def hardware(self) -> Hardware | None:
+        """The newest details, if there are some since the call before."""
+        with self._changed:
+            found, self._hardware = self._hardware, None
+        return found
+
+    def health(self) -> list[HealthEvent]:
+        """Every event since the call before."""
+        with self._changed:
+            events = list(self._events)
+            self._events.clear()
+        return events
+
+    def carry_out(self, order: Command) -> None:
+        """Only hands it over; what becomes of it is told by `results`, also when nobody is there to take it."""
+        self._errands.take(order)
+
+    def results(self) -> list[OrderResult]:
+        """How orders went since the call before: `running`, later one that is final."""
+        return self._errands.results()
+
     def stop(self) -> None:
         self._stopping.set()
         if self._thread.is_alive():
@@ -106,6 +120,7 @@ class Reader:
     def _run(self) -> None:
         while not self._stopping.is_set():
             began = time.monotonic()
+            self._errands.give_up(self._status)
             try:
                 self._live()
             except Hung as hung:
@@ -118,7 +133,14 @@ class Reader:
                 continue
             self.failures = 1 if time.monotonic() - began > self._limits.steady_s else self.failures + 1
             delays = self._limits.restart_delays_s
-            self._stopping.wait(delays[min(self.failures, len(delays)) - 1])
+            self._rest(delays[min(self.failures, len(delays)) - 1])
+
+    def _rest(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while not self._stopping.wait(min(1.0, max(0.0, end - time.monotonic()))):
+            self._errands.give_up(self._status)
+            if time.monotonic() >= end:
+                return
 
     def _live(self) -> None:
         """One life of the reading process. Returns when it is to stop, or to ask a silent GPU again."""
@@ -130,17 +152,21 @@ class Reader:
             for frame in life.frames(self._interval_s + 2 * self._limits.deadline_s, self._limits.start_deadline_s):
                 if frame is not None:
                     self._take(frame)
+                self._errands.send(life.command)
                 if self._stopping.is_set():
                     return
                 if self._may_ask_all_again(time.monotonic() - began):
                     return
         finally:
             self._life = None
+            self._errands.carrier_ended()
             if not life.end():
                 self._undead.append(life)
 
     def _may_ask_all_again(self, lived_s: float) -> bool:
         """Each try may cost a process that sleeps in the driver for ever, so never while one does."""
+        if self._errands.are_under_way:
+            return False
         if not self._skip:
             if lived_s > self._limits.steady_s:
                 self._hangs = 0
@@ -155,20 +181,46 @@ class Reader:
             case Stuck(gpu):
                 raise Hung(gpu)
             case Listed(gpus, unavailable):
-                with self._changed:
-                    self._gpus = gpus
-                self._unavailable = unavailable
-                self._say(f"failed: {gpus.problem}" if unavailable else "hung" if self._skip else "ok")
-            case Read(readings):
+                self._take_list(gpus, unavailable)
+            case Read(readings, took_s):
                 with self._changed:
                     self._readings.extend(readings)
+                if took_s is not None:
+                    self.ticks_s.append(took_s)
+            case Detailed(at, gpus):
+                with self._changed:
+                    self._hardware = Hardware(at=at, gpus=gpus)
+            case Noticed(events):
+                self._notice(*events)
+            case Outcome(result):
+                self._errands.note(result)
+
+    def _take_list(self, gpus: GpuList, unavailable: bool) -> None:
+        if unavailable and not self._unavailable and (self._gpus is None or self._gpus.problem != gpus.problem):
+            self._notice(event("driver", gpus.problem or "The GPU driver cannot be used."))
+        answering = {info.uuid for info in gpus.infos} & self._hung_uuids
+        self._notice(*(event("back", "The GPU answers again.", uuid) for uuid in sorted(answering)))
+        self._hung_uuids -= answering
+        with self._changed:
+            self._gpus = gpus
+        self._unavailable = unavailable
+        self._say(f"failed: {gpus.problem}" if unavailable else "hung" if self._skip else "ok")
+
+    def _notice(self, *events: HealthEvent) -> None:
+        with self._changed:
+            self._events.extend(events)
 
     def _note_hung(self, hung: Hung) -> None:
         self._hangs += 1
         log.error("GPU %s does not answer: its reader is ended and started again without it",
                   "driver" if hung.gpu is None else hung.gpu)
-        if hung.gpu is not None:
+        if hung.gpu is None:
+            self._notice(event("hang", "The GPU driver does not answer: its reader is started again."))
+        else:
             self._skip.add(hung.gpu)
+            known = {info.uuid for info in self._gpus.infos if info.index == hung.gpu} if self._gpus else set()
+            self._hung_uuids |= known
+            self._notice(*(event("hang", HANGS, uuid) for uuid in sorted(known)))
         self._say("hung")
 
     def _say(self, status: str) -> None:
@@ -182,70 +234,14 @@ class Reader:
         options = {
             "--topology": self._topology, "--node": self._node, "--interval": self._interval_s,
             "--deadline": self._limits.deadline_s, "--start-deadline": self._limits.start_deadline_s,
+            "--details-every": self._limits.details_every_s,
         }
         words = [sys.executable, "-m", "workers.gpus.reading", self._kind]
         words += [f"{name}={value}" for name, value in options.items() if value is not None]
         return words + [f"--skip={index}" for index in sorted(self._skip)]
 
 
-class Life:
-    """One reading process and its pipe. It ends at the end of its input, so it never outlives this process."""
-
-    def __init__(self, command: list[str], patience_s: float) -> None:
-        environment = {name: os.environ[name] for name in INHERITED if name in os.environ}
-        environment["PYTHONPATH"] = str(ROOT)
-        self._patience_s = patience_s
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True, bufsize=0,
-        )
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def frames(self, deadline_s: float, first_deadline_s: float) -> Iterator[Frame | None]:
-        """Frames as they come, None when there is none for a while. Raises Hung after the deadline, Died at the end."""
-        unpacker = Unpacker()
-        due = time.monotonic() + first_deadline_s + deadline_s
-        for data in self._pieces():
-            for frame in unpacker.feed(data):
-                due = time.monotonic() + deadline_s
-                yield frame
-            yield None
-            if time.monotonic() > due:
-                raise Hung(None)
-
-    def _pieces(self) -> Iterator[bytes]:
-        assert self._process.stdout is not None
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._process.stdout, selectors.EVENT_READ)
-            while True:
-                if not selector.select(0.1):
-                    yield b""
-                elif data := os.read(self._process.stdout.fileno(), 1 << 16):
-                    yield data
-                else:
-                    raise Died(f"the GPU reader ended ({self._exit()}); it is started again")
-
-    def _exit(self) -> str:
-        try:
-            code = self._process.wait(self._patience_s)
-        except subprocess.TimeoutExpired:
-            return "it closed its output"
-        return f"signal {-code}" if code < 0 else f"exit status {code}"
-
-    def is_over(self) -> bool:
-        return self._process.poll() is not None
-
-    def end(self) -> bool:
-        """False for a process that not even a kill ends."""
-        self._process.kill()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe:
-                pipe.close()
-        try:
-            self._process.wait(self._patience_s)
-        except subprocess.TimeoutExpired:
-            log.error("the GPU reader (pid %d) sleeps inside the driver and cannot be killed: left behind", self.pid)
-            return False
-        return True
+def event(kind: str, message: str, uuid: str | None = None) -> HealthEvent:
+    at = time.time()
+    return HealthEvent(at=at, key=f"{kind}/{uuid or 'node'}/{round(at * 1000)}", kind=kind, gpu_uuid=uuid,
+                       message=message, source="reader")

@@ -3,11 +3,20 @@
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from wire.hardware import GpuHardware, HealthEvent, MigOrder
 from wire.reports import GpuInfo, GpuReading, Link
 
 
 class DriverUnavailable(Exception):
     """The vendor's library cannot be used. The message is one sentence that names the cause and the way out."""
+
+
+class OrderFailed(Exception):
+    """A change that was ordered did not happen. `undone`: it had begun, and what was before is back."""
+
+    def __init__(self, sentence: str, undone: bool = False) -> None:
+        super().__init__(sentence)
+        self.undone = undone
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,5 +45,20 @@ class GpuDriver(Protocol):
 
     def read(self) -> list[GpuReading]:
         """One reading per GPU that is known, also of those that do not answer. Never raises for one of them."""
+
+    def renew(self) -> bool:
+        """Opens the library anew if what it answered calls for that, else does nothing. Raises DriverUnavailable."""
+
+    def hardware(self) -> list[GpuHardware]:
+        """The slow-moving details of every whole GPU that answers. Never raises for one of them."""
+
+    def events(self) -> list[HealthEvent]:
+        """What the driver has to tell since the call before. Never waits."""
+
+    def set_mig(self, order: MigOrder) -> None:
+        """Raises OrderFailed. Afterwards the GPUs have to be listed anew, whatever came out."""
+
+    def release(self) -> None:
+        """Lets go of the library, so that a GPU can be reset, until `start` and `enumerate` are called again."""
 
     def close(self) -> None: ...

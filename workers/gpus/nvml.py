@@ -4,106 +4,68 @@ Every value is asked for by itself: one that fails is None with its reason, and 
 Identity is the UUID; handles are only used between two enumerations.
 """
 
-import ctypes
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field
-from functools import partial
-from itertools import combinations
+from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
 
-import msgspec
 import pynvml
 
-from wire.reports import GpuInfo, GpuProcess, GpuReading, Link
-from workers.gpus.base import DriverUnavailable, GpuList
+from wire.hardware import GpuHardware, HealthEvent, MigOrder
+from wire.reports import GpuReading
+from workers.gpus import nvml_cut
+from workers.gpus.base import DriverUnavailable, GpuList, OrderFailed
+from workers.gpus.nvml_events import EventFeed
+from workers.gpus.nvml_hardware import Details
+from workers.gpus.nvml_identity import (
+    SWITCH,
+    Device,
+    cuda_version,
+    info_of,
+    links_between,
+    mig_handles,
+    nvlinks_of,
+    slice_of,
+    with_links,
+)
+from workers.gpus.nvml_meter import Meter
+from workers.gpus.nvml_processes import IsAlive, ProcessList, liveness, pid_max
+from workers.gpus.nvml_values import (
+    LOST,
+    RESET_REQUIRED,
+    TROUBLE,
+    UNKNOWN_ERROR,
+    Probe,
+    reason_of,
+    text,
+    unavailable,
+)
 
-T = TypeVar("T")
-
-TROUBLE = (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError, UnicodeDecodeError, TypeError, ValueError,
-           ctypes.ArgumentError)
-"""What a call of the binding may raise: the mismatch is no NVMLError, and the last four are faults of the binding."""
-
-REASONS = {
-    pynvml.NVML_ERROR_NOT_SUPPORTED: "not_supported",
-    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: "not_supported",
-    pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH: "not_supported",
-    pynvml.NVML_ERROR_NO_PERMISSION: "no_permission",
-    pynvml.NVML_ERROR_GPU_IS_LOST: "gpu_lost",
-    pynvml.NVML_ERROR_TIMEOUT: "timeout",
-}
-LOST = "gpu_lost"
-
-ADVICE = {
-    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
-        "There is no NVIDIA driver library (libnvidia-ml.so.1) on this machine: it takes part without GPUs; "
-        "if it has some, install the NVIDIA driver.",
-    pynvml.NVML_ERROR_DRIVER_NOT_LOADED:
-        "The NVIDIA kernel module is not loaded: run `modprobe nvidia` or reboot the machine.",
-    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
-        "The NVIDIA driver was upgraded under the running kernel module (driver and library versions differ): "
-        "reboot the machine or reload the module.",
-    pynvml.NVML_ERROR_NO_PERMISSION:
-        "This account may not use the NVIDIA driver: give it access to /dev/nvidia*.",
-    pynvml.NVML_ERROR_UNKNOWN:
-        "NVML answers 'unknown error': in a container the device rules were lost, restart the container; "
-        "elsewhere reboot the machine.",
-}
 SHADOWED = (
     "An old package named pynvml hides nvidia-ml-py: run `pip uninstall pynvml`, "
     "then `pip install --force-reinstall nvidia-ml-py`."
 )
+WORN = {LOST, RESET_REQUIRED, UNKNOWN_ERROR}
+"""After these a GPU comes back, if it does, only in a library that was opened anew."""
 
-ARCHITECTURES = {2: "kepler", 3: "maxwell", 4: "pascal", 5: "volta", 6: "turing", 7: "ampere", 8: "ada", 9: "hopper",
-                 10: "blackwell", 13: "rubin"}
-LEVELS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
-SWITCH = "switch"
-NODE_WORDS = 4  # of 64 NUMA nodes each
-MAX_PID = 1 << 22  # the kernel's own limit
-ENERGY, POWER_NOW = pynvml.NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION, pynvml.NVML_FI_DEV_POWER_INSTANT
-
-
-@dataclass(slots=True)
-class Probe:
-    """Asks for one value after the other and keeps the reason for each that is missing."""
-
-    missing: dict[str, str] = field(default_factory=dict)
-
-    def __call__(self, name: str, *calls: Callable[[], T | None]) -> T | None:
-        """The first of `calls` that the driver knows decides; the later ones are for older drivers."""
-        reason = "not_supported"
-        for call in calls:
-            try:
-                value = call()
-            except TROUBLE as error:
-                reason = reason_of(error)
-            else:
-                if value is not None:
-                    return value
-            if reason != "not_supported":
-                break
-        self.missing[name] = reason
-        return None
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    uuid: str
-    index: int
-    handle: Any
-    info: GpuInfo
-    silent: str = ""  # why it is not asked
+RENEW_AFTER_S, RENEW_AFTER_MOST_S = 5.0, 300.0
+INIT_COUNT_MOST = 16
 
 
 class NvmlDriver:
-    def __init__(self, skip: Collection[int] = (), clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, skip: Collection[int] = (), clock: Callable[[], float] = time.time,
+                 alive: IsAlive | None = None) -> None:
         self.at_work: int | None = None
         self._skip = frozenset(skip)
         self._clock = clock
+        self._alive, self._pid_max = alive or liveness(), pid_max()
         self._devices: list[Device] = []
+        self._meters: dict[str, Meter] = {}
+        self._details: dict[str, Details] = {}
+        self._feed = EventFeed(clock)
         self._started = False
+        self._silences = set[str]()  # why GPUs did not answer, as of the last reading
+        self._patience = RenewPatience()
 
     def start(self) -> None:
         if Path(pynvml.__file__ or "").name == "__init__.py":
@@ -115,9 +77,25 @@ class NvmlDriver:
         self._started = True
 
     def close(self) -> None:
+        """Down to the last reference: only then does the library let go of the devices."""
+        self._feed.forget()
+        self._devices = [replace(device, handle=None, silent=device.silent or "released") for device in self._devices]
+        self._details = {}
         if self._started:
             self._started = False
-            Probe()("shutdown", pynvml.nvmlShutdown)
+            shut_down()
+
+    def release(self) -> None:
+        self.close()
+
+    def renew(self) -> bool:
+        if not self._patience.is_over(bool(self._silences & WORN), time.monotonic()):
+            return False
+        known = self._devices
+        self.close()
+        self.start()
+        self._devices = known
+        return True
 
     def enumerate(self) -> GpuList:
         try:
@@ -125,17 +103,21 @@ class NvmlDriver:
         except TROUBLE as error:
             raise unavailable(error) from error
         problems = [] if count else ["The NVIDIA driver is loaded but lists no GPU: look for Xid lines in `dmesg`."]
-        before, self._devices = self._devices, []
+        before, self._devices, reasons = self._devices, [], dict[int, str]()
         for index in range(count):
-            self._devices += self._devices_at(index, before, problems)
-        awake = [device for device in self._devices if not device.silent]
-        whole = [device for device in awake if device.info.parent_uuid is None]
-        ends = {device.uuid: self._link_ends(device) for device in whole}
+            try:
+                self._devices += self._devices_at(index, problems)
+            except TROUBLE as error:
+                reasons[index] = reason_of(error)
+        self._devices = sorted(self._devices + silent_ones(before, self._devices, reasons, problems), key=place_of)
         self.at_work = None
+        self._take_up()
+        awake = [device for device in self._devices if not device.silent]
+        whole = [device for device in awake if not device.is_slice]
         probe = Probe()
         return GpuList(
-            infos=[device.info for device in awake], links=links_between(whole, ends),
-            nvswitch=any(SWITCH in peers for peers in ends.values()),
+            infos=[device.info for device in awake], links=links_between(whole),
+            nvswitch=any(link.active and link.remote_kind == SWITCH for device in whole for link in device.nvlinks),
             driver=probe("driver", lambda: text(pynvml.nvmlSystemGetDriverVersion)),
             cuda=probe("cuda", cuda_version),
             problem=" ".join(problems) or None,
@@ -145,222 +127,107 @@ class NvmlDriver:
         readings = []
         for device in self._devices:
             self.at_work = device.index
-            readings.append(reading_of(device, self._clock()))
+            readings.append(self._meters[device.uuid].read())
         self.at_work = None
+        self._silences = {reading.missing["gpu"] for reading in readings if "gpu" in reading.missing}
         return readings
 
-    def _link_ends(self, device: Device) -> Counter[str]:
-        self.at_work = device.index
-        return Counter(nvlink_ends(device.handle))
+    def hardware(self) -> list[GpuHardware]:
+        found = []
+        for device in self._devices:
+            if device.uuid in self._details:
+                self.at_work = device.index
+                found.append(self._details[device.uuid].read())
+        self.at_work = None
+        return found
 
-    def _devices_at(self, index: int, before: list[Device], problems: list[str]) -> list[Device]:
-        """The GPU at an index, or its slices. Other GPUs keep their index whatever happens to this one."""
-        self.at_work = index
+    def events(self) -> list[HealthEvent]:
+        return self._feed.poll()
+
+    def set_mig(self, order: MigOrder) -> None:
+        device = next((one for one in self._devices if one.uuid == order.gpu_uuid and not one.is_slice), None)
+        if device is None or device.silent:
+            raise OrderFailed(f"GPU {order.gpu_uuid} does not answer on this node: MIG stays as it is.")
+        self.at_work = device.index
+        self._feed.forget()  # a set of events keeps the GPU in use
         try:
-            if index in self._skip:
-                raise pynvml.NVMLError(pynvml.NVML_ERROR_TIMEOUT)
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            uuid = text(pynvml.nvmlDeviceGetUUID, handle)
-        except TROUBLE as error:
-            reason = reason_of(error)
-            known = [device for device in before if device.index == index]
-            called = f"GPU {index} ({', '.join(device.uuid for device in known)})" if known else f"GPU {index}"
-            problems.append(f"{called} does not answer ({reason}): drain this node and reset the GPU, or reboot.")
-            return [Device(device.uuid, index, None, device.info, reason) for device in known]
-        info = info_of(handle, uuid, index)
-        if not mig_is_on(handle):
-            return [Device(uuid, index, handle, info)]
+            nvml_cut.carry_out(device, order)
+        finally:
+            self.at_work = None
+
+    def _take_up(self) -> None:
+        """What is remembered of a GPU outlives its handle; what it refused is asked again."""
+        meters = {}
+        for device in self._devices:
+            meter = self._meters.get(device.uuid)
+            if meter is None:
+                meter = Meter(device, ProcessList(self._alive, self._pid_max), self._clock)
+            else:
+                meter.renew(device)
+            meters[device.uuid] = meter
+        self._meters = meters
+        self._details = {device.uuid: Details(device) for device in self._devices
+                         if not device.silent and not device.is_slice}
+        self._feed.register(self._devices)
+
+    def _devices_at(self, index: int, problems: list[str]) -> list[Device]:
+        """The GPU at an index, and its slices. Raises for one that does not answer."""
+        self.at_work = index
+        if index in self._skip:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_TIMEOUT)
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        uuid = text(pynvml.nvmlDeviceGetUUID, handle)
+        links = nvlinks_of(handle)
+        info = with_links(info_of(handle, uuid, index), links)
+        whole = Device(uuid, index, handle, info, nvlinks=links)
+        if not info.mig_enabled:
+            return [whole]
         slices = [found for piece in mig_handles(handle) if (found := slice_of(info, piece))]
         if not slices:
-            problems.append(f"GPU {index} ({uuid}) has MIG on but no slice: create some, or switch MIG off.")
-        return slices
+            problems.append(f"{whole.label} has MIG on but no slice: create some, or switch MIG off.")
+        return [whole, *slices]
 
 
-def info_of(handle: Any, uuid: str, index: int) -> GpuInfo:
-    probe = Probe()
-    major_minor = probe("compute_capability", lambda: pynvml.nvmlDeviceGetCudaComputeCapability(handle))
-    memory = probe("memory_total_bytes", *memory_calls(handle))
-    return GpuInfo(
-        uuid=uuid, index=index, vendor="nvidia",
-        name=probe("name", lambda: text(pynvml.nvmlDeviceGetName, handle)) or "NVIDIA GPU",
-        pci_bus_id=probe("pci_bus_id", lambda: pynvml.nvmlDeviceGetPciInfo(handle).busId),
-        memory_total_bytes=memory.total if memory else None,
-        power_limit_mw=probe("power_limit_mw", lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(handle),
-                             lambda: pynvml.nvmlDeviceGetPowerManagementLimit(handle)),
-        compute_capability="{}.{}".format(*major_minor) if major_minor else None,
-        architecture=probe("architecture", lambda: ARCHITECTURES.get(pynvml.nvmlDeviceGetArchitecture(handle))),
-        serial=probe("serial", lambda: text(pynvml.nvmlDeviceGetSerial, handle)),
-        numa_node=probe("numa_node", lambda: numa_node(handle)),
-        missing=probe.missing,
-    )
+def silent_ones(before: list[Device], awake: list[Device], reasons: dict[int, str], problems: list[str]
+                ) -> list[Device]:
+    """GPUs that were there and are not found any more keep their index, and so do all others."""
+    found = {device.uuid for device in awake}
+    gone = [device for device in before if device.uuid not in found and device.info.parent_uuid not in found]
+    silent = [replace(device, handle=None, silent=reasons.get(device.index, LOST)) for device in gone]
+    called = {device.index: f"GPU {device.index}" for device in silent} | {index: f"GPU {index}" for index in reasons}
+    called |= {device.index: device.label for device in silent if not device.is_slice}
+    for index in sorted(called):
+        problems.append(f"{called[index]} does not answer ({reasons.get(index, LOST)}): "
+                        "drain this node and reset the GPU, or reboot.")
+    return silent
 
 
-def slice_of(parent: GpuInfo, handle: Any) -> Device | None:
-    """A MIG slice; None if it was destroyed meanwhile. Where it sits and what it is made of is its GPU's."""
-    probe = Probe()
-    uuid = probe("uuid", lambda: text(pynvml.nvmlDeviceGetUUID, handle))
-    if uuid is None:
-        return None
-    memory = probe("memory_total_bytes", *memory_calls(handle))
-    name = probe("name", lambda: text(pynvml.nvmlDeviceGetName, handle)) or parent.name
-    info = msgspec.structs.replace(
-        parent, uuid=uuid, name=name, parent_uuid=parent.uuid,
-        # The driver names a slice after its GPU and profile: "NVIDIA A100-SXM4-80GB MIG 3g.40gb".
-        mig_profile=name.rpartition(" MIG ")[2] if " MIG " in name else None,
-        memory_total_bytes=memory.total if memory else None,
-        power_limit_mw=None, missing={**parent.missing, **probe.missing, "power_limit_mw": "not_supported"},
-    )
-    return Device(uuid, parent.index, handle, info)
+def place_of(device: Device) -> int:
+    return device.index
 
 
-def reading_of(device: Device, at: float) -> GpuReading:
-    if device.silent:
-        return GpuReading(uuid=device.uuid, at=at, missing={"gpu": device.silent})
-    handle, probe = device.handle, Probe()
-    memory = probe("memory_used_bytes", *memory_calls(handle))
-    fields = field_values(handle)
-    reading = GpuReading(
-        uuid=device.uuid, at=at,
-        utilization_percent=probe("utilization_percent",
-                                  lambda: float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)),
-        memory_used_bytes=memory.used if memory else None,
-        memory_total_bytes=memory.total if memory else device.info.memory_total_bytes,
-        power_mw=probe("power_mw", lambda: pynvml.nvmlDeviceGetPowerUsage(handle), lambda: fields.get(POWER_NOW)),
-        temperature_c=probe("temperature_c", *temperature_calls(handle)),
-        sm_clock_mhz=probe("sm_clock_mhz", lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)),
-        memory_clock_mhz=probe("memory_clock_mhz",
-                               lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM)),
-        energy_mj=probe("energy_mj", lambda: fields.get(ENERGY),
-                        lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)),
-        throttle_reasons=probe("throttle_reasons", lambda: pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle),
-                               lambda: pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)),
-        processes=processes_on(handle, probe),
-        missing=probe.missing,
-    )
-    if LOST in probe.missing.values():
-        reading.missing["gpu"] = LOST
-    return reading
-
-
-def memory_calls(handle: Any) -> tuple[Callable[[], Any], ...]:
-    """The first version counts the driver's own reserve as used; only old drivers need it."""
-    return (lambda: pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2),
-            lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
-
-
-def temperature_calls(handle: Any) -> tuple[Callable[[], float], ...]:
-    return (lambda: float(pynvml.nvmlDeviceGetTemperatureV(handle, pynvml.NVML_TEMPERATURE_GPU)),
-            lambda: float(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)))
-
-
-def field_values(handle: Any) -> dict[int, int]:
-    """The fields that this GPU has, in one call. It succeeds if any of them does."""
-    values = Probe()("fields", lambda: pynvml.nvmlDeviceGetFieldValues(handle, [ENERGY, POWER_NOW])) or ()
-    return {value.fieldId: field_value(value) for value in values if value.nvmlReturn == pynvml.NVML_SUCCESS}
-
-
-def field_value(value: Any) -> int:
-    if value.valueType == pynvml.NVML_VALUE_TYPE_UNSIGNED_INT:
-        return int(value.value.uiVal)
-    return int(value.value.ullVal)
-
-
-def processes_on(handle: Any, probe: Probe) -> list[GpuProcess] | None:
-    """Who computes or draws on it. The pids are the host's, also when this runs in a container."""
-    computing = probe("processes", *listings(handle, "Compute"))
-    if computing is None:
-        return None
-    aside = Probe()
-    found = [*computing]
-    for kind in ("MPSCompute", "Graphics"):
-        found += aside(kind, *listings(handle, kind)) or []
-    sound = {one.pid: one.usedGpuMemory for one in found if 0 < one.pid <= MAX_PID}
-    if any(one.pid not in sound for one in found):
-        # Some drivers of release 535 write the list in another layout than they announce.
-        probe.missing["processes"] = "error:impossible_pids"
-    return [GpuProcess(pid=pid, memory_used_bytes=used) for pid, used in sorted(sound.items())]
-
-
-def listings(handle: Any, kind: str) -> tuple[Callable[[], list[Any]], ...]:
-    newest = getattr(pynvml, f"nvmlDeviceGet{kind}RunningProcesses")
-    older = getattr(pynvml, f"nvmlDeviceGet{kind}RunningProcesses_v2", newest)
-    return (lambda: newest(handle), lambda: older(handle))
-
-
-def links_between(devices: list[Device], ends: dict[str, Counter[str]]) -> list[Link]:
-    """How each pair is joined. A pair that cannot be asked is left out."""
-    return [
-        Link(a=a.uuid, b=b.uuid, kind=kind)
-        for a, b in combinations(devices, 2)
-        if (kind := nvlink_kind(a, b, ends) or pcie_kind(a.handle, b.handle))
-    ]
-
-
-def nvlink_ends(handle: Any) -> Iterator[str]:
-    """The PCI bus id at the other end of every active link, or SWITCH."""
-    for number in range(pynvml.NVML_NVLINK_MAX_LINKS):
-        probe = Probe()
-        active = probe("state", partial(pynvml.nvmlDeviceGetNvLinkState, handle, number))
-        if active is None:
+def shut_down() -> None:
+    """The library counts how often it was opened."""
+    for _ in range(INIT_COUNT_MOST):
+        try:
+            pynvml.nvmlShutdown()
+        except TROUBLE:
             return
-        if not active:
-            continue
-        kind = probe("kind", partial(pynvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, number))
-        if kind == pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
-            yield SWITCH
-        elif peer := probe("peer", partial(pynvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, number)):
-            yield peer.busId
 
 
-def nvlink_kind(a: Device, b: Device, ends: dict[str, Counter[str]]) -> str | None:
-    """Links of the pair itself, or what both have to a switch."""
-    direct = ends[a.uuid][b.info.pci_bus_id] if b.info.pci_bus_id else 0
-    count = direct or min(ends[a.uuid][SWITCH], ends[b.uuid][SWITCH])
-    return f"NV{count}" if count else None
+class RenewPatience:
+    """Opening the library anew may take seconds, so it is done ever more rarely while it does not help."""
 
+    def __init__(self) -> None:
+        self._wait_s = 0.0
+        self._renewed_at = float("-inf")
 
-def pcie_kind(a: Any, b: Any) -> str | None:
-    return Probe()("level", lambda: LEVELS.get(pynvml.nvmlDeviceGetTopologyCommonAncestor(a, b)))
-
-
-def numa_node(handle: Any) -> int | None:
-    words = pynvml.nvmlDeviceGetMemoryAffinity(handle, NODE_WORDS, pynvml.NVML_AFFINITY_SCOPE_NODE)
-    nodes = [64 * place + bit for place, word in enumerate(words) for bit in range(64) if word >> bit & 1]
-    # Several mean that the board does not belong to one.
-    return nodes[0] if len(nodes) == 1 else None
-
-
-def mig_is_on(handle: Any) -> bool:
-    return bool((Probe()("mig", lambda: pynvml.nvmlDeviceGetMigMode(handle)) or [0])[0])
-
-
-def mig_handles(handle: Any) -> list[Any]:
-    probe = Probe()
-    count = probe("count", lambda: pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)) or 0
-    found = [probe("slice", partial(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, place))
-             for place in range(count)]
-    return [one for one in found if one is not None]
-
-
-def cuda_version() -> str:
-    number = pynvml.nvmlSystemGetCudaDriverVersion_v2()
-    return f"{number // 1000}.{number % 1000 // 10}"
-
-
-def text(function: Callable[..., Any], *arguments: Any) -> str:
-    """Past the binding's strict decoding: one odd byte in a name must not cost the GPU."""
-    raw = getattr(function, "__wrapped__", function)(*arguments)
-    return raw.decode(errors="replace") if isinstance(raw, bytes) else str(raw)
-
-
-def reason_of(error: Exception) -> str:
-    if isinstance(error, pynvml.NVMLLibraryMismatchError):
-        return "not_supported"
-    if isinstance(error, pynvml.NVMLError):
-        return REASONS.get(error.value, f"error:{error.value}")
-    return f"error:{type(error).__name__}"
-
-
-def unavailable(error: Exception) -> DriverUnavailable:
-    code = error.value if isinstance(error, pynvml.NVMLError) else None
-    return DriverUnavailable(ADVICE.get(code, f"The NVIDIA driver refuses to work ({error}): look at `dmesg`."))
+    def is_over(self, is_worn: bool, now: float) -> bool:
+        if not is_worn:
+            self._wait_s = 0.0
+            return False
+        if now - self._renewed_at < self._wait_s:
+            return False
+        self._renewed_at = now
+        self._wait_s = min(max(RENEW_AFTER_S, 2 * self._wait_s), RENEW_AFTER_MOST_S)
+        return True

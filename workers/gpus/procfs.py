@@ -2,12 +2,15 @@
 
 import os
 import pwd
+import re
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 COMMAND_LIMIT = 200
+CONTAINER = re.compile(r"(?:^|[/:-])([0-9a-f]{64})(?=$|[./:])", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +72,29 @@ def stat(pid: int) -> Stat | None:
     )
 
 
+def is_alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def started_at(stat: Stat) -> float:
+    """Seconds since the epoch. The kernel's own figure, so that it is the same at every look."""
+    return _boot_time() + stat.start_ticks / CLOCK_TICKS
+
+
+def container(pid: int) -> str | None:
+    """The id of the container that a process runs in, as Docker, Podman, containerd and CRI-O write it."""
+    found = CONTAINER.findall((_content(pid, "cgroup") or b"").decode(errors="replace"))
+    return found[-1] if found else None
+
+
 def uptime_s() -> float:
     return float(Path("/proc/uptime").read_text().split()[0])
+
+
+@cache
+def _boot_time() -> int:
+    raw = Path("/proc/stat").read_text()
+    return next(int(line.split()[1]) for line in raw.splitlines() if line.startswith("btime "))
 
 
 def _content(pid: int, name: str) -> bytes | None:

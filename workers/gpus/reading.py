@@ -1,12 +1,13 @@
 """The process that reads the GPUs: `python -m workers.gpus.reading KIND`. It writes frames to its standard output.
 
-It has no secrets and no network, and ends when its standard input does, that is with the worker that started it.
+It has no secrets and no network, takes orders from its standard input, and ends when that does, that is with the worker
+that started it.
 """
 
 import argparse
 import os
+import queue
 import select
-import struct
 import sys
 import threading
 import time
@@ -16,58 +17,22 @@ from typing import TypeVar
 
 import msgspec
 
-from wire.reports import GpuProcess, GpuReading
-from workers.gpus import DriverUnavailable, GpuDriver, GpuList, load, procfs
+from wire.hardware import GpuHardware, HealthEvent, MigOrder, OrderResult, ReleaseOrder
+from wire.reports import GpuReading
+from workers.gpus import DriverUnavailable, GpuDriver, GpuList, load
+from workers.gpus.base import OrderFailed
+from workers.gpus.frames import Command, Detailed, Frame, Listed, Noticed, Outcome, Read, Stuck, commands, pack
+from workers.gpus.owners import Owners
+from workers.gpus.symptoms import Symptoms
 
-ATTEMPT_VARIABLE = "GPUYARD_ATTEMPT_ID"
 LIST_EVERY_S = 30.0
+TELL_DETAILS_EVERY_S = 30.0
 AGAIN_AFTER_S = 30.0
 LOOK_EVERY_S = 0.1
-HEADER = struct.Struct("<I")
-
-
-class Listed(msgspec.Struct, tag="listed"):
-    gpus: GpuList
-    unavailable: bool = False
-
-
-class Read(msgspec.Struct, tag="read"):
-    """Also without readings, as a sign of life."""
-
-    readings: list[GpuReading]
-
-
-class Stuck(msgspec.Struct, tag="stuck"):
-    """The driver has not answered in time; this process can only be killed."""
-
-    gpu: int | None
-
-
-Frame = Listed | Read | Stuck
+SIGN_OF_LIFE_EVERY_S = 1.0
+MIG_DEADLINE_S = 60.0
+RELEASE_MOST_S = 3600.0
 T = TypeVar("T")
-
-
-def pack(frame: Frame) -> bytes:
-    body = msgspec.msgpack.encode(frame)
-    return HEADER.pack(len(body)) + body
-
-
-class Unpacker:
-    """Bytes in, frames out."""
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> list[Frame]:
-        self._buffer += data
-        frames: list[Frame] = []
-        while len(self._buffer) >= HEADER.size:
-            end = HEADER.size + HEADER.unpack_from(self._buffer)[0]
-            if len(self._buffer) < end:
-                break
-            frames.append(msgspec.msgpack.decode(self._buffer[HEADER.size:end], type=Frame))
-            del self._buffer[:end]
-        return frames
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +40,7 @@ class Pace:
     interval_s: float
     deadline_s: float
     start_deadline_s: float
+    details_every_s: float = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +71,13 @@ class Patience:
 class Reading:
     def __init__(self, driver: GpuDriver, pace: Pace, send: Callable[[Frame], None]) -> None:
         self._driver, self._pace, self._send = driver, pace, send
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._owners = Owners()
+        self._symptoms = Symptoms()
+        self._gpus = GpuList()
         self._silent: set[str] = set()
+        self._details = News()
+        self._listed_at = self._details_at = float("-inf")
         self._call = Call(0, None)
 
     def run(self) -> None:
@@ -116,7 +88,10 @@ class Reading:
         try:
             self._within(self._pace.start_deadline_s, self._driver.start)
             self._list(self._pace.start_deadline_s)
-            self._read_on()
+            while True:
+                began = time.monotonic()
+                self._turn(began)
+                self._obey_until(began + self._pace.interval_s)
         except DriverUnavailable as error:
             self._send(Listed(GpuList(problem=str(error)), unavailable=True))
             self._idle(AGAIN_AFTER_S)
@@ -125,21 +100,81 @@ class Reading:
     def call(self) -> Call:
         return self._call
 
-    def _read_on(self) -> None:
-        """Returns never; raises DriverUnavailable."""
-        listed_at = time.monotonic()
-        while True:
-            began = time.monotonic()
-            readings = self._within(self._pace.deadline_s, self._driver.read)
-            self._send(Read([owned(reading) for reading in readings]))
-            silent = {reading.uuid for reading in readings if "gpu" in reading.missing}
-            if silent != self._silent or began - listed_at >= LIST_EVERY_S:
-                self._list(self._pace.deadline_s)
-                self._silent, listed_at = silent, began
-            time.sleep(max(0.0, began + self._pace.interval_s - time.monotonic()))
+    def order(self, command: Command) -> None:
+        """From another thread."""
+        self._commands.put(command)
+
+    def _turn(self, began: float) -> None:
+        readings = self._within(self._pace.deadline_s, self._driver.read)
+        took_s = time.monotonic() - began
+        self._send(Read([self._owners.named(reading) for reading in readings], took_s))
+        events = self._within(self._pace.deadline_s, self._driver.events) + self._symptoms.of_readings(readings)
+        silent = {reading.uuid for reading in readings if "gpu" in reading.missing}
+        if silent != self._silent or began - self._listed_at >= LIST_EVERY_S:
+            self._silent = silent
+            self._within(self._pace.start_deadline_s, self._driver.renew)
+            self._list(self._pace.deadline_s)
+        if events or began - self._details_at >= self._pace.details_every_s:
+            events += self._look_closely()
+        if events:
+            self._send(Noticed(events))
 
     def _list(self, deadline_s: float) -> None:
-        self._send(Listed(self._within(deadline_s, self._driver.enumerate)))
+        self._gpus = self._within(deadline_s, self._driver.enumerate)
+        self._listed_at = time.monotonic()
+        self._send(Listed(self._gpus))
+
+    def _look_closely(self) -> list[HealthEvent]:
+        found = self._within(self._pace.deadline_s, self._driver.hardware)
+        self._details_at = time.monotonic()
+        if self._details.are_news(found, self._details_at):
+            self._send(Detailed(time.time(), found))
+        return self._symptoms.of_hardware(found, time.time())
+
+    def _obey_until(self, due: float) -> None:
+        while True:
+            try:
+                command = self._commands.get(timeout=max(0.0, due - time.monotonic()))
+            except queue.Empty:
+                return
+            self._obey(command)
+
+    def _obey(self, command: Command) -> None:
+        if isinstance(command, MigOrder):
+            self._cut(command)
+        else:
+            self._release(command)
+
+    def _cut(self, order: MigOrder) -> None:
+        self._tell(order.id, "running")
+        try:
+            self._within(MIG_DEADLINE_S, lambda: self._driver.set_mig(order))
+        except OrderFailed as error:
+            outcome = ("undone" if error.undone else "failed", str(error))
+        else:
+            outcome = ("done", f"GPU {order.gpu_uuid} is cut as ordered.")
+        self._list(self._pace.start_deadline_s)
+        self._look_closely()
+        self._tell(order.id, *outcome)
+
+    def _release(self, order: ReleaseOrder) -> None:
+        duration_s = min(order.duration_s, RELEASE_MOST_S)
+        self._within(self._pace.deadline_s, self._driver.release)
+        self._tell(order.id, "running", f"The driver's library is released for {duration_s:.0f} s.")
+        end = time.monotonic() + duration_s
+        while time.monotonic() < end:
+            self._send(Read([released(info.uuid) for info in self._gpus.infos]))
+            time.sleep(min(self._pace.interval_s, max(0.0, end - time.monotonic())))
+        try:
+            self._within(self._pace.start_deadline_s, self._driver.start)
+        except DriverUnavailable as error:
+            self._tell(order.id, "failed", f"After the release: {error}")
+            raise
+        self._list(self._pace.start_deadline_s)
+        self._tell(order.id, "done", "The driver's library is in use again.")
+
+    def _tell(self, order: str, state: str, message: str = "") -> None:
+        self._send(Outcome(OrderResult(id=order, at=time.time(), state=state, message=message)))
 
     def _idle(self, seconds: float) -> None:
         end = time.monotonic() + seconds
@@ -155,30 +190,51 @@ class Reading:
             self._call = Call(self._call.number, None)
 
 
-def owned(reading: GpuReading) -> GpuReading:
-    for process in reading.processes or []:
-        describe(process)
-    return reading
+class News:
+    """Details are worth telling when they are others than before, and now and then for their counters."""
+
+    def __init__(self) -> None:
+        self._told: list[GpuHardware] = []
+        self._told_at = float("-inf")
+
+    def are_news(self, found: list[GpuHardware], now: float) -> bool:
+        settled = [without_counters(one) for one in found]
+        if settled == self._told and now - self._told_at < TELL_DETAILS_EVERY_S:
+            return False
+        self._told, self._told_at = settled, now
+        return True
 
 
-def describe(process: GpuProcess) -> None:
-    """Whose it is. In a container the pids are those of the host: then nothing is known of them here."""
-    process.user = procfs.user(process.pid)
-    process.command = procfs.command(process.pid)
-    environment = procfs.environment(process.pid)
-    process.attempt = procfs.variable(environment, ATTEMPT_VARIABLE) if environment else None
+def without_counters(hardware: GpuHardware) -> GpuHardware:
+    links = [msgspec.structs.replace(link, transmitted_bytes=None, received_bytes=None) for link in hardware.links]
+    # The generation of the PCIe link follows the load.
+    return msgspec.structs.replace(hardware, links=links, pcie_generation=None)
+
+
+def released(uuid: str) -> GpuReading:
+    return GpuReading(uuid=uuid, at=time.time(), missing={"gpu": "released"})
 
 
 def watch(reading: Reading, driver: GpuDriver, send: Callable[[Frame], None]) -> None:
-    """Ends this process with its parent, and tells the parent when the driver hangs."""
-    told, patience = False, Patience()
+    """Takes orders, ends this process with its parent, and tells the parent when the driver hangs."""
+    told, patience, orders = False, Patience(), commands()
+    alive_at = time.monotonic()
     while True:
         readable, _, _ = select.select([0], [], [], LOOK_EVERY_S)
-        if readable and not os.read(0, 4096):
-            os._exit(0)
-        if patience.is_over(reading.call, time.monotonic()) and not told:
+        if readable:
+            data = os.read(0, 1 << 16)
+            if not data:
+                os._exit(0)
+            for command in orders.feed(data):
+                reading.order(command)
+        now, call = time.monotonic(), reading.call
+        if patience.is_over(call, now):
+            if not told:
+                send(Stuck(driver.at_work))
             told = True
-            send(Stuck(driver.at_work))
+        elif call.deadline_s is not None and now - alive_at >= SIGN_OF_LIFE_EVERY_S:
+            send(Read([]))  # a change may take long, and the parent wants to hear something
+            alive_at = now
 
 
 def sender() -> Callable[[Frame], None]:
@@ -205,6 +261,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--interval", type=float, default=1.0)
     parser.add_argument("--deadline", type=float, default=3.0)
     parser.add_argument("--start-deadline", type=float, default=60.0)
+    parser.add_argument("--details-every", type=float, default=10.0)
     return parser.parse_args()
 
 
@@ -214,7 +271,8 @@ def main() -> None:
         driver = load(options.kind, topology=options.topology, node=options.node, skip=options.skip)
     except DriverUnavailable as error:
         sys.exit(str(error))
-    reading = Reading(driver, Pace(options.interval, options.deadline, options.start_deadline), send)
+    pace = Pace(options.interval, options.deadline, options.start_deadline, options.details_every)
+    reading = Reading(driver, pace, send)
     threading.Thread(target=watch, args=(reading, driver, send), daemon=True).start()
     try:
         reading.run()
