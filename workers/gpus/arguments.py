@@ -3,8 +3,17 @@
 import ctypes
 from typing import Any
 
-INSUFFICIENT_SIZE = 7
-"""NVML's answer to a buffer that is too small."""
+INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND, INSUFFICIENT_SIZE = 2, 3, 6, 7
+IN_USE, INSUFFICIENT_RESOURCES, VERSION_MISMATCH = 19, 23, 25
+"""Answers of NVML."""
+
+
+class Refusal(Exception):
+    """A call that is answered with a code other than success."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
 
 
 def behind(argument: Any) -> Any:
@@ -38,5 +47,26 @@ def point(argument: Any, value: int) -> None:
     ctypes.c_void_p.from_buffer(behind(argument)).value = value
 
 
+def point_member(struct: Any, name: str, value: int) -> None:
+    """Writes an opaque handle into a member of a struct."""
+    ctypes.c_void_p.from_buffer(struct, getattr(type(struct), name).offset).value = value
+
+
+def point_at(array: Any, place: int, value: int) -> None:
+    """Writes an opaque handle into an array of them."""
+    ctypes.c_void_p.from_buffer(behind(array), place * ctypes.sizeof(ctypes.c_void_p)).value = value
+
+
 def address(handle: Any) -> int | None:
     return ctypes.c_void_p.from_buffer(handle).value
+
+
+def list_out(count: Any, out: Any, found: int) -> bool:
+    """The sizing call of a list: writes how many there are, and says whether they have room. Refuses when not."""
+    room = plain(behind(count))
+    behind(count).value = found
+    if found and out is None:
+        return False
+    if room < found:
+        raise Refusal(INSUFFICIENT_SIZE)
+    return True

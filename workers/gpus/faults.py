@@ -2,12 +2,13 @@
 
 The file that GPUYARD_SIM_FAULTS names is read again whenever it changes, also by a reader that is running:
 
-    {"lost": [3], "missing": ["nvmlDeviceGetMemoryInfo_v2"],
+    {"lost": [3], "everything": 18, "missing": ["nvmlDeviceGetMemoryInfo_v2"],
      "returns": [{"symbol": "nvmlDeviceGetPowerUsage", "gpu": 2, "code": 3}],
      "delays": [{"symbol": "nvmlDeviceGetUtilizationRates", "gpu": "GPU-…", "seconds": 3600}],
      "texts": [{"symbol": "nvmlDeviceGetName", "gpu": 0, "hex": "ff0041"}]}
 
-A GPU is named by index or UUID; without `gpu` a fault meets every GPU and the calls that are about none.
+`everything` is the code that every call answers. A GPU is named by index or UUID; without `gpu` a fault meets every
+GPU and the calls that are about none.
 """
 
 import os
@@ -47,6 +48,7 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     returns: list[Return] = []
     delays: list[Delay] = []
     texts: list[Text] = []
+    everything: int | None = None
 
     def code(self, symbol: str, names: tuple[GpuName, ...]) -> int | None:
         return next((fault.code for fault in self.returns if fault.meets(symbol, names)), None)

@@ -1,15 +1,18 @@
-"""The simulated GPUs of one node: their identity, and a load that follows the processes that hold them."""
+"""The simulated GPUs of one node: their load follows the processes that hold them, their slices outlive a reader."""
 
-import math
 import time
-import uuid as uuids
+from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
 
 from workers.gpus import holders, procfs
-from workers.gpus.boards import CATALOGUE, MIB, Board, Topology
+from workers.gpus.arguments import Refusal
+from workers.gpus.boards import MIB, Topology
+from workers.gpus.partitions import Layout
+from workers.gpus.sim_gpu import Gpu, Load, Slice, new_gpu
 
-NAMESPACE = uuids.UUID("5c1f0d0e-7f3c-4f53-9d0d-6f6a2c1f5b7e")
 SCAN_EVERY_S = 0.5
 CONTEXT_BYTES = 512 * MIB
 """What a CUDA context takes before the first tensor."""
@@ -17,81 +20,8 @@ CONTEXT_BYTES = 512 * MIB
 RESIDENT_SCALE = 8
 """A process on the CPU holds far less than one on a GPU would; its resident memory is shown this many times larger."""
 
-THERMAL_TIME_S = 20.0
-IDLE_TEMPERATURE_C, LOADED_RISE_C = 31.0, 38.0
-GIB_SLICES = 7
-
 Scan = Callable[[frozenset[str]], list[holders.Holder]]
-
-
-@dataclass(slots=True)
-class Load:
-    """What a device or a slice carries at the moment."""
-
-    utilization: float = 0.0  # 0 … 1
-    processes: list[tuple[int, int]] = field(default_factory=list)  # pid, bytes
-
-    @property
-    def used_bytes(self) -> int:
-        return sum(size for _, size in self.processes)
-
-
-@dataclass(slots=True)
-class Slice:
-    """A MIG slice."""
-
-    uuid: str
-    profile: str
-    memory_bytes: int
-    gpu: "Gpu"
-    load: Load = field(default_factory=Load)
-
-
-@dataclass(slots=True)
-class Gpu:
-    index: int
-    uuid: str
-    board: Board
-    numa: int
-    serial: str
-    slices: list[Slice] = field(default_factory=list)
-    load: Load = field(default_factory=Load)
-    temperature_c: float = IDLE_TEMPERATURE_C
-    energy_mj: float = 0.0
-
-    @property
-    def bus(self) -> int:
-        return 0x07 + 0x0C * self.index
-
-    @property
-    def bus_id(self) -> str:
-        return f"00000000:{self.bus:02X}:00.0"
-
-    @property
-    def memory_bytes(self) -> int:
-        return self.board.memory_mib * MIB
-
-    @property
-    def reserved_bytes(self) -> int:
-        return self.board.reserved_mib * MIB
-
-    @property
-    def power_mw(self) -> int:
-        idle, limit = self.board.idle_power_w * 1000, self.board.power_limit_w * 1000
-        # Concave: half the load already draws most of the power.
-        return round(idle + (limit - idle) * 0.95 * math.sqrt(self.load.utilization))
-
-    @property
-    def sm_clock_mhz(self) -> int:
-        board = self.board
-        if not self.load.processes:
-            return board.idle_sm_clock_mhz
-        return round(board.sm_clock_mhz * (1 - 0.12 * self.load.utilization))
-
-    def pass_time(self, seconds: float) -> None:
-        target = IDLE_TEMPERATURE_C + LOADED_RISE_C * self.load.utilization
-        self.temperature_c += (target - self.temperature_c) * (1 - math.exp(-seconds / THERMAL_TIME_S))
-        self.energy_mj += self.power_mw * seconds
+Layouts = dict[str, Layout]
 
 
 class Machine:
@@ -100,38 +30,102 @@ class Machine:
         topology: Topology,
         node: str,
         clock: Callable[[], float] = time.monotonic,
-        scan: Scan = holders.scan,
+        scan: Scan | None = None,
+        state: Path | None = None,
     ) -> None:
+        """`state` names the file in which the MIG layout outlives this process."""
         self.topology = topology
         self.gpus = [new_gpu(topology, node, index) for index in range(len(topology.numa))]
-        self.slices = [piece for gpu in self.gpus for piece in gpu.slices]
-        self._targets: dict[str, Gpu | Slice] = {gpu.uuid: gpu for gpu in self.gpus}
-        self._targets.update({piece.uuid: piece for piece in self.slices})
-        self._clock, self._scan = clock, scan
+        self.clock, self._scan, self._state = clock, scan or holders.Scanner(), state
+        self.is_alive: Callable[[int], bool] = anybody if scan else procfs.is_alive
         self._scanned_at: float | None = None
         self._cpu_ticks: dict[tuple[int, int], int] = {}
+        self._targets: dict[str, Gpu | Slice] = {}
+        self._recall()
+        self._aim()
 
     def refresh(self) -> None:
         """Follows the processes. Cheap when called often."""
-        now = self._clock()
+        now = self.clock()
         elapsed = None if self._scanned_at is None else now - self._scanned_at
         if elapsed is not None and elapsed < SCAN_EVERY_S:
             return
+        self.look_again(now, elapsed)
+
+    def look_again(self, now: float, elapsed: float | None) -> None:
         for gpu in self.gpus:
             gpu.pass_time(elapsed or 0.0)
         self._scanned_at = now
         self._follow(self._scan(frozenset(self._targets)), elapsed)
 
+    def is_held(self, device: Gpu | Slice) -> bool:
+        """Whether processes are there now, not half a second ago: what is cut away must be free."""
+        now = self.clock()
+        self.look_again(now, None if self._scanned_at is None else now - self._scanned_at)
+        return bool(device.load.processes)
+
+    def by_uuid(self, uuid: str) -> Gpu | Slice | None:
+        return self._targets.get(uuid) or next((gpu for gpu in self.gpus if gpu.uuid == uuid), None)
+
+    def recut(self, gpu: Gpu) -> None:
+        """After a change of a GPU's MIG mode or instances."""
+        gpu.cut_anew()
+        self._aim()
+        if self._state:
+            layouts = {gpu.uuid: gpu.partition.layout() for gpu in self.gpus if gpu.partition.table}
+            draft = self._state.with_name(self._state.name + ".new")
+            draft.write_bytes(msgspec.json.encode(layouts))
+            draft.replace(self._state)
+
+    def _recall(self) -> None:
+        """A file that is absent, or not of this node, leaves the node as it is delivered."""
+        if self._state is None:
+            return
+        try:
+            layouts = msgspec.json.decode(self._state.read_bytes(), type=Layouts)
+        except (OSError, msgspec.MsgspecError):
+            return
+        for gpu in self.gpus:
+            if gpu.uuid in layouts:
+                restore(gpu, layouts[gpu.uuid])
+
+    def _aim(self) -> None:
+        """By what names a process may hold what. With MIG on, the name of a GPU means its first slice."""
+        self._targets = {}
+        for gpu in self.gpus:
+            if not gpu.partition.enabled:
+                self._targets[gpu.uuid] = gpu
+            elif gpu.slices:
+                self._targets[gpu.uuid] = gpu.slices[0]
+            for piece in gpu.slices:
+                self._targets[piece.uuid] = piece
+                self._targets[f"MIG-{gpu.uuid}/{piece.instance}/{piece.compute}"] = piece
+
     def _follow(self, found: list[holders.Holder], elapsed: float | None) -> None:
-        for target in self._targets.values():
-            target.load = Load()
+        for gpu in self.gpus:
+            gpu.load = Load()
+            for piece in gpu.slices:
+                piece.load = Load()
         ticks = {(one.pid, one.stat.start_ticks): one.stat.cpu_ticks for one in found}
         for one in found:
             busy = self._busy(one, elapsed)
             size = CONTEXT_BYTES + RESIDENT_SCALE * one.stat.resident_bytes // len(one.uuids)
             for name in one.uuids:
-                self._carry(self._targets[name], one.pid, busy, size)
+                carry(self._targets[name], one.pid, busy, size)
         self._cpu_ticks = ticks
+        self._team_up(found)
+
+    def _team_up(self, found: list[holders.Holder]) -> None:
+        """Busy GPUs of one job exchange what they compute. Slices never do."""
+        teams: dict[str, set[int]] = defaultdict(set)
+        for one in found:
+            if not one.team:
+                continue
+            whole = [target for name in one.uuids if isinstance(target := self._targets[name], Gpu)]
+            teams[one.team].update(gpu.index for gpu in whole if gpu.is_busy)
+        for gpu in self.gpus:
+            mates = [team for team in teams.values() if gpu.index in team]
+            gpu.peers = frozenset().union(*mates) - {gpu.index} if mates else frozenset()
 
     def _busy(self, one: holders.Holder, elapsed: float | None) -> float:
         """Cores kept busy since the scan before, or since its start for a process that is new."""
@@ -141,25 +135,29 @@ class Machine:
             before, elapsed = 0, procfs.uptime_s() - stat.start_ticks / procfs.CLOCK_TICKS
         return max(0, stat.cpu_ticks - before) / procfs.CLOCK_TICKS / max(elapsed, 0.1)
 
-    def _carry(self, target: Gpu | Slice, pid: int, busy: float, size: int) -> None:
-        load = target.load
-        load.utilization = min(1.0, load.utilization + busy)
-        room = target.memory_bytes - load.used_bytes
-        if isinstance(target, Gpu):
-            room -= target.reserved_bytes
-        load.processes.append((pid, max(0, min(size, room))))
-        if isinstance(target, Slice):
-            share = int(target.profile[0]) / GIB_SLICES
-            parent = target.gpu.load
-            parent.utilization = min(1.0, parent.utilization + busy * share)
-            parent.processes.append(load.processes[-1])
+
+def anybody(_pid: int) -> bool:
+    """Of processes that a test made up."""
+    return True
 
 
-def new_gpu(topology: Topology, node: str, index: int) -> Gpu:
-    board = CATALOGUE.boards[topology.board]
-    name = uuids.uuid5(NAMESPACE, f"{node}/{board.name}/{index}")
-    gpu = Gpu(index, f"GPU-{name}", board, topology.numa[index], serial=str(name.int % 10**13).zfill(13))
-    for place, profile in enumerate(topology.mig.get(str(index), [])):
-        uuid = f"MIG-{uuids.uuid5(NAMESPACE, f'{gpu.uuid}/{place}/{profile}')}"
-        gpu.slices.append(Slice(uuid, profile, board.mig_memory_mib[profile] * MIB, gpu))
-    return gpu
+def restore(gpu: Gpu, layout: Layout) -> None:
+    try:
+        gpu.partition.restore(layout)
+    except Refusal:
+        gpu.partition.instances = {}
+    gpu.cut_anew()
+
+
+def carry(target: Gpu | Slice, pid: int, busy: float, size: int) -> None:
+    load = target.load
+    load.utilization = min(1.0, load.utilization + busy)
+    load.shares[pid] = min(1.0, load.shares.get(pid, 0.0) + busy)
+    room = target.memory_bytes - load.used_bytes
+    if isinstance(target, Gpu):
+        room -= target.reserved_bytes
+    load.processes.append((pid, max(0, min(size, room))))
+    if isinstance(target, Slice):
+        parent = target.gpu.load
+        parent.utilization = min(1.0, parent.utilization + busy * target.share)
+        parent.processes.append(load.processes[-1])

@@ -25,6 +25,11 @@ def pids() -> list[int]:
     return [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()]
 
 
+def entries() -> list[tuple[int, int]]:
+    """Each pid with a number that another process of the same pid will not have."""
+    return [(int(entry.name), entry.inode()) for entry in os.scandir("/proc") if entry.name.isdigit()]
+
+
 def environment(pid: int) -> bytes | None:
     return _content(pid, "environ")
 

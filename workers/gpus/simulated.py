@@ -6,41 +6,51 @@ decoding above it are the real ones. There is one such driver per process, as wi
 """
 
 import ctypes
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pynvml
 
-from workers.gpus.arguments import address, behind, fill, plain, point, put, write_text
+from workers.gpus import sim_events, sim_fields, sim_identity, sim_links, sim_mig, sim_values
+from workers.gpus.arguments import Refusal, address, behind, plain, point
 from workers.gpus.base import DriverUnavailable
-from workers.gpus.boards import topology_named
-from workers.gpus.faults import FaultSource, source_from_environment
-from workers.gpus.machine import Gpu, Machine, Slice
+from workers.gpus.boards import CATALOGUE, Topology, topology_named
+from workers.gpus.fault_script import (
+    SCRIPT_VARIABLE,
+    STARTED_VARIABLE,
+    STATE_VARIABLE,
+    Item,
+    ScriptError,
+    check,
+    parse,
+)
+from workers.gpus.faults import NONE, Faults, FaultSource, source_from_environment
+from workers.gpus.machine import Machine
+from workers.gpus.sim_handles import HANDLE_STEP, Handles, Symbol
+from workers.gpus.sim_scenario import Places, Scenario
 
-DRIVER_VERSION = b"570.158.01"
-NVML_VERSION = b"12." + DRIVER_VERSION
-CUDA_VERSION = 12080
-PCIE_LEVELS = {"X": 0, "PIX": 10, "PXB": 20, "PHB": 30, "NODE": 40, "SYS": 50}
-SWITCH_BUS_ID = b"00000000:C0:00.0"
-THROTTLE_IDLE, THROTTLE_POWER_CAP = 0x1, 0x4
-HANDLE_STEP = 0x1000
-NOT_IN_MIG = 0xFFFFFFFF
-MAX_SLICES = 7
-
-Symbol = Callable[..., Any]
-"""Returns a code, or None for success."""
-
-Device = Gpu | Slice
+KERNEL_LOG_VARIABLE = "GPUYARD_KMSG"
+KERNEL_LOG = Path("/dev/kmsg")
+ALWAYS_ANSWERED = frozenset({"nvmlErrorString", "nvmlShutdown"})
+"""They are the library's own, whatever has happened to the driver."""
 
 _real_library: list[Any] = []
 
 
 def install(topology: str | None, node: str, faults: FaultSource | None = None,
-            machine: Machine | None = None) -> "SimulatedLibrary":
+            machine: Machine | None = None, script: str | None = None) -> "SimulatedLibrary":
     """Puts a simulated node in the place of the NVIDIA library, until `uninstall`."""
     check_argument_access()
-    library = SimulatedLibrary(machine or Machine(topology_named(topology), node), faults or source_from_environment())
+    environment = os.environ
+    state = environment.get(STATE_VARIABLE)
+    machine = machine or Machine(topology_named(topology), node, state=Path(state) if state else None)
+    items = items_of(environment.get(SCRIPT_VARIABLE, "") if script is None else script, machine.topology)
+    started = float(environment.get(STARTED_VARIABLE) or machine.clock())
+    scenario = Scenario(machine, items, started, places(environment))
+    library = SimulatedLibrary(machine, faults or source_from_environment(), scenario)
     if not _real_library:
         _real_library.append(pynvml.nvmlLib)
     replace(library)
@@ -59,6 +69,26 @@ def replace(library: Any) -> None:
     pynvml._nvmlLib_refcount = 0
 
 
+def items_of(script: str, topology: Topology) -> list[Item]:
+    """Raises DriverUnavailable."""
+    board = CATALOGUE.boards[topology.board]
+    try:
+        items = parse(script)
+        check(items, len(topology.numa), board.nvlinks, has_ecc=board.has_ecc)
+    except ScriptError as error:
+        raise DriverUnavailable(str(error)) from error
+    return items
+
+
+def places(environment: Mapping[str, str]) -> Places:
+    """The kernel's own log is never written to."""
+    log, state = environment.get(KERNEL_LOG_VARIABLE), environment.get(STATE_VARIABLE)
+    return Places(
+        kernel_log=Path(log) if log and Path(log) != KERNEL_LOG else None,
+        told=Path(state).with_suffix(".told.json") if state else None,
+    )
+
+
 def check_argument_access() -> None:
     """The way to the object behind `byref(x)` is not documented: better one sentence at the start than zeros later."""
     number, handle = ctypes.c_uint(0), pynvml.c_nvmlDevice_t()
@@ -72,50 +102,37 @@ def check_argument_access() -> None:
         raise DriverUnavailable("This Python does not let the simulated driver fill ctypes arguments; use CPython.")
 
 
-class Refusal(Exception):
-    def __init__(self, code: int) -> None:
-        super().__init__(code)
-        self.code = code
-
-
 class SimulatedLibrary:
-    def __init__(self, machine: Machine, faults: FaultSource) -> None:
-        self.machine = machine
-        self.faults = faults
-        self._devices: dict[int, Device] = {}
-        for gpu in machine.gpus:
-            base = HANDLE_STEP * (gpu.index + 1)
-            self._devices[base] = gpu
-            self._devices.update({base + place + 1: piece for place, piece in enumerate(gpu.slices)})
-        self._handles = {device.uuid: handle for handle, device in self._devices.items()}
-        self._symbols = symbols(self)
+    def __init__(self, machine: Machine, faults: FaultSource, scenario: Scenario) -> None:
+        self.machine, self.faults, self.scenario = machine, faults, scenario
+        self._handles = Handles(machine)
+        self._symbols = symbols(self._handles, scenario)
 
     def __getattr__(self, name: str) -> Symbol:
         implementation = self.__dict__["_symbols"].get(name)
-        if implementation is None or name in self.faults().missing:
+        if name in self.faults().missing or (implementation is None and not hasattr(pynvml, exported(name))):
             raise AttributeError(name)
 
         # A plain function: pynvml sets attributes on some of them.
         def symbol(*arguments: Any) -> Any:
-            return self.call(name, implementation, arguments)
+            return self.call(name, implementation or not_modelled, arguments)
 
         return symbol
 
     def call(self, name: str, implementation: Symbol, arguments: tuple[Any, ...]) -> Any:
-        faults, names = self.faults(), self.names(name, arguments)
-        if delay_s := faults.delay_s(name, names):
-            time.sleep(delay_s)
-        if name in faults.missing:
-            return pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
-        if faults.is_lost(names):
-            return pynvml.NVML_ERROR_GPU_IS_LOST
-        if (code := faults.code(name, names)) is not None:
-            return code
+        self.scenario.advance()
+        faults, played = self.faults(), self.scenario.faults
+        names = () if faults is NONE and played is NONE and not self.scenario.hangs else self.names(name, arguments)
+        if hang_s := self.scenario.hang_s(names):
+            time.sleep(hang_s)
+        for one in (faults, played):
+            if one is not NONE and (code := answer(one, name, names)) is not None:
+                return code
         try:
             result = implementation(*arguments)
         except Refusal as refusal:
             return refusal.code
-        if (text := faults.text(name, names)) is not None:
+        if names and (text := faults.text(name, names) or played.text(name, names)) is not None:
             ctypes.memmove(arguments[1], text + b"\0", len(text) + 1)
         return 0 if result is None else result
 
@@ -126,244 +143,38 @@ class SimulatedLibrary:
         if symbol == "nvmlDeviceGetHandleByIndex_v2":
             index = plain(arguments[0])
             return (index, self.machine.gpus[index].uuid) if 0 <= index < len(self.machine.gpus) else ()
-        device = self._devices.get(address(arguments[0]) or 0) if isinstance(arguments[0], HANDLE_TYPE) else None
-        if isinstance(device, Slice):
-            return (device.uuid, device.gpu.index, device.gpu.uuid)
-        return (device.index, device.uuid) if device else ()
-
-    def device(self, handle: Any) -> Device:
-        device = self._devices.get(address(handle) or 0)
-        if device is None:
-            raise Refusal(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        self.machine.refresh()
-        return device
-
-    def gpu(self, handle: Any) -> Gpu:
-        """A whole GPU: most of NVML does not answer for slices."""
-        device = self.device(handle)
-        if isinstance(device, Slice):
-            raise Refusal(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        return device
-
-    def give_handle(self, argument: Any, device: Device) -> None:
-        point(argument, self._handles[device.uuid])
-
-    def handle_by_index(self, index: Any, out: Any) -> None:
-        if not 0 <= plain(index) < len(self.machine.gpus):
-            raise Refusal(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        self.give_handle(out, self.machine.gpus[plain(index)])
-
-    def slice_by_index(self, handle: Any, index: Any, out: Any) -> None:
-        pieces = self.gpu(handle).slices
-        if plain(index) >= len(pieces):
-            raise Refusal(pynvml.NVML_ERROR_NOT_FOUND)
-        self.give_handle(out, pieces[plain(index)])
-
-    # Numbers and structs of one device.
-
-    def number(self, getter: Callable[[Gpu], int]) -> Symbol:
-        def symbol(handle: Any, out: Any) -> None:
-            behind(out).value = getter(self.gpu(handle))
-        return symbol
-
-    def text(self, getter: Callable[[Device], str | None]) -> Symbol:
-        def symbol(handle: Any, buffer: Any, size: Any) -> int | None:
-            value = getter(self.device(handle))
-            return pynvml.NVML_ERROR_NOT_SUPPORTED if value is None else write_text(buffer, size, value.encode())
-        return symbol
-
-    def compute_capability(self, handle: Any, major: Any, minor: Any) -> None:
-        device = self.device(handle)
-        board = device.board if isinstance(device, Gpu) else device.gpu.board
-        high, low = board.compute_capability.split(".")
-        behind(major).value, behind(minor).value = int(high), int(low)
-
-    def pci_info(self, handle: Any, out: Any) -> None:
-        gpu = self.gpu(handle)
-        fill(out, domain=0, bus=gpu.bus, device=0, pciDeviceId=int(gpu.board.pci_device_id, 16) << 16 | 0x10DE,
-             busId=gpu.bus_id.encode(), busIdLegacy=gpu.bus_id[4:].encode())
-
-    def memory_affinity(self, handle: Any, _size: Any, out: Any, _scope: Any) -> None:
-        numa = self.gpu(handle).numa
-        behind(out)[numa // 64] = 1 << numa % 64
-
-    def memory_v1(self, handle: Any, out: Any) -> None:
-        total, used, reserved = memory_of(self.device(handle))
-        # The first version counts the driver's own reserve as used.
-        fill(out, total=total, used=used + reserved, free=total - used - reserved)
-
-    def memory_v2(self, handle: Any, out: Any) -> None:
-        if behind(out).version != pynvml.nvmlMemory_v2:
-            raise Refusal(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
-        total, used, reserved = memory_of(self.device(handle))
-        fill(out, total=total, used=used, reserved=reserved, free=total - used - reserved)
-
-    def utilization(self, handle: Any, out: Any) -> None:
-        gpu = self.gpu(handle)
-        if gpu.slices:
-            raise Refusal(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        percent = round(100 * gpu.load.utilization)
-        fill(out, gpu=percent, memory=percent // 2)
-
-    def temperature(self, handle: Any, _sensor: Any, out: Any) -> None:
-        behind(out).value = round(self.gpu(handle).temperature_c)
-
-    def temperature_struct(self, handle: Any, out: Any) -> None:
-        fill(out, temperature=round(self.gpu(handle).temperature_c))
-
-    def clock(self, handle: Any, kind: Any, out: Any) -> None:
-        gpu = self.gpu(handle)
-        is_memory = plain(kind) == pynvml.NVML_CLOCK_MEM
-        behind(out).value = gpu.board.memory_clock_mhz if is_memory else gpu.sm_clock_mhz
-
-    def field_values(self, handle: Any, count: Any, out: Any) -> None:
-        gpu = self.gpu(handle)
-        known = {pynvml.NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION: round(gpu.energy_mj),
-                 pynvml.NVML_FI_DEV_POWER_INSTANT: gpu.power_mw}
-        values = behind(out)
-        for place in range(plain(count)):
-            value = values[place]
-            value.timestamp = time.time_ns() // 1000
-            if value.fieldId in known:
-                value.nvmlReturn, value.valueType = 0, pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG
-                value.value.ullVal = known[value.fieldId]
-            else:
-                value.nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED
-
-    def compute_processes(self, handle: Any, count: Any, out: Any) -> int | None:
-        device = self.device(handle)
-        found = device.load.processes
-        room = behind(count).value
-        behind(count).value = len(found)
-        if found and (out is None or room < len(found)):
-            return int(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
-        instance = device.gpu.slices.index(device) if isinstance(device, Slice) else NOT_IN_MIG
-        for place, (pid, size) in enumerate(found):
-            fill(out[place], pid=pid, usedGpuMemory=size, gpuInstanceId=instance, computeInstanceId=instance)
-        return None
-
-    def no_processes(self, handle: Any, count: Any, _out: Any) -> None:
-        self.device(handle)
-        behind(count).value = 0
-
-    # How the devices are joined.
-
-    def common_ancestor(self, first: Any, second: Any, out: Any) -> None:
-        level = self.machine.topology.pcie_level(self.gpu(first).index, self.gpu(second).index)
-        behind(out).value = PCIE_LEVELS[level]
-
-    def nvlink_peer(self, handle: Any, link: Any) -> Gpu | None:
-        """The GPU at the other end, None for a switch; refuses a link that is not there."""
-        gpu, number = self.gpu(handle), plain(link)
-        if not gpu.board.nvlinks:
-            raise Refusal(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        if not 0 <= number < gpu.board.nvlinks:
-            raise Refusal(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        if self.machine.topology.nvswitch:
-            return None
-        for peer in self.machine.gpus:
-            kind = self.machine.topology.joined(gpu.index, peer.index)
-            if kind.startswith("NV"):
-                number -= int(kind[2:])
-                if number < 0:
-                    return peer
-        raise Refusal(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-
-    def nvlink_state(self, handle: Any, link: Any, out: Any) -> None:
-        self.nvlink_peer(handle, link)
-        behind(out).value = 1
-
-    def nvlink_remote_type(self, handle: Any, link: Any, out: Any) -> None:
-        peer = self.nvlink_peer(handle, link)
-        behind(out).value = pynvml.NVML_NVLINK_DEVICE_TYPE_GPU if peer else pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH
-
-    def nvlink_remote_pci(self, handle: Any, link: Any, out: Any) -> None:
-        peer = self.nvlink_peer(handle, link)
-        fill(out, busId=peer.bus_id.encode() if peer else SWITCH_BUS_ID)
-
-    def mig_mode(self, handle: Any, current: Any, pending: Any) -> None:
-        gpu = self.gpu(handle)
-        if not gpu.board.mig_memory_mib:
-            raise Refusal(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        behind(current).value = behind(pending).value = int(bool(gpu.slices))
+        return self._handles.names(arguments[0]) if isinstance(arguments[0], HANDLE_TYPES) else ()
 
 
-HANDLE_TYPE = type(pynvml.c_nvmlDevice_t())
+HANDLE_TYPES = (type(pynvml.c_nvmlDevice_t()), type(pynvml.c_nvmlGpuInstance_t()),
+                type(pynvml.c_nvmlComputeInstance_t()))
 
 
-def symbols(library: SimulatedLibrary) -> dict[str, Symbol]:
-    return system_symbols(library) | device_symbols(library) | link_symbols(library)
+def symbols(handles: Handles, scenario: Scenario) -> dict[str, Symbol]:
+    found = sim_events.symbols(handles, scenario)
+    for module in (sim_identity, sim_values, sim_fields, sim_links, sim_mig):
+        found |= module.symbols(handles)
+    return found
 
 
-def system_symbols(library: SimulatedLibrary) -> dict[str, Symbol]:
-    return {
-        "nvmlInitWithFlags": lambda _flags: None,
-        "nvmlInit_v2": lambda: None,
-        "nvmlShutdown": lambda: None,
-        "nvmlErrorString": lambda code: b"simulated error %d" % plain(code),
-        "nvmlSystemGetDriverVersion": lambda buffer, size: write_text(buffer, size, DRIVER_VERSION),
-        "nvmlSystemGetNVMLVersion": lambda buffer, size: write_text(buffer, size, NVML_VERSION),
-        "nvmlSystemGetCudaDriverVersion_v2": lambda out: put(out, CUDA_VERSION),
-        "nvmlDeviceGetCount_v2": lambda out: put(out, len(library.machine.gpus)),
-        "nvmlDeviceGetHandleByIndex_v2": library.handle_by_index,
-    }
+def exported(name: str) -> str:
+    """The function of the binding that calls a symbol: `nvmlDeviceGetCount_v2` -> `nvmlDeviceGetCount`."""
+    return name if hasattr(pynvml, name) else name.rpartition("_v")[0] or name
 
 
-def device_symbols(library: SimulatedLibrary) -> dict[str, Symbol]:
-    return {
-        "nvmlDeviceGetUUID": library.text(lambda device: device.uuid),
-        "nvmlDeviceGetName": library.text(name_of),
-        "nvmlDeviceGetSerial": library.text(serial_of),
-        "nvmlDeviceGetArchitecture": library.number(lambda gpu: gpu.board.architecture),
-        "nvmlDeviceGetCudaComputeCapability": library.compute_capability,
-        "nvmlDeviceGetPciInfo_v3": library.pci_info,
-        "nvmlDeviceGetMemoryAffinity": library.memory_affinity,
-        "nvmlDeviceGetMemoryInfo": library.memory_v1,
-        "nvmlDeviceGetMemoryInfo_v2": library.memory_v2,
-        "nvmlDeviceGetUtilizationRates": library.utilization,
-        "nvmlDeviceGetEnforcedPowerLimit": library.number(lambda gpu: gpu.board.power_limit_w * 1000),
-        "nvmlDeviceGetPowerUsage": library.number(lambda gpu: gpu.power_mw),
-        "nvmlDeviceGetTemperature": library.temperature,
-        "nvmlDeviceGetTemperatureV": library.temperature_struct,
-        "nvmlDeviceGetClockInfo": library.clock,
-        "nvmlDeviceGetCurrentClocksEventReasons": library.number(throttle_reasons),
-        "nvmlDeviceGetCurrentClocksThrottleReasons": library.number(throttle_reasons),
-        "nvmlDeviceGetTotalEnergyConsumption": library.number(lambda gpu: round(gpu.energy_mj)),
-        "nvmlDeviceGetFieldValues": library.field_values,
-        "nvmlDeviceGetComputeRunningProcesses_v2": library.compute_processes,
-        "nvmlDeviceGetComputeRunningProcesses_v3": library.compute_processes,
-        "nvmlDeviceGetMPSComputeRunningProcesses_v3": library.no_processes,
-        "nvmlDeviceGetGraphicsRunningProcesses_v3": library.no_processes,
-        "nvmlDeviceGetMigMode": library.mig_mode,
-        "nvmlDeviceGetMaxMigDeviceCount": library.number(lambda gpu: MAX_SLICES if gpu.slices else 0),
-        "nvmlDeviceGetMigDeviceHandleByIndex": library.slice_by_index,
-    }
+def not_modelled(*_arguments: Any) -> int:
+    """A symbol that a driver of this release has, and this board does not support."""
+    return int(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
 
-def link_symbols(library: SimulatedLibrary) -> dict[str, Symbol]:
-    return {
-        "nvmlDeviceGetTopologyCommonAncestor": library.common_ancestor,
-        "nvmlDeviceGetNvLinkState": library.nvlink_state,
-        "nvmlDeviceGetNvLinkRemoteDeviceType": library.nvlink_remote_type,
-        "nvmlDeviceGetNvLinkRemotePciInfo_v2": library.nvlink_remote_pci,
-    }
-
-
-def name_of(device: Device) -> str:
-    return device.board.name if isinstance(device, Gpu) else f"{device.gpu.board.name} MIG {device.profile}"
-
-
-def serial_of(device: Device) -> str | None:
-    return device.serial if isinstance(device, Gpu) and device.board.has_serial else None
-
-
-def memory_of(device: Device) -> tuple[int, int, int]:
-    """-> total, used, reserved."""
-    reserved = device.reserved_bytes if isinstance(device, Gpu) else 0
-    return device.memory_bytes, device.load.used_bytes, reserved
-
-
-def throttle_reasons(gpu: Gpu) -> int:
-    if not gpu.load.processes:
-        return THROTTLE_IDLE
-    return THROTTLE_POWER_CAP if gpu.load.utilization > 0.97 else 0
+def answer(faults: Faults, name: str, names: tuple[int | str, ...]) -> int | None:
+    """The code that a fault gives instead of a value, after the time that another one takes."""
+    if delay_s := faults.delay_s(name, names):
+        time.sleep(delay_s)
+    if name in faults.missing:
+        return int(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+    if faults.everything is not None and name not in ALWAYS_ANSWERED:
+        return faults.everything
+    if faults.is_lost(names):
+        return int(pynvml.NVML_ERROR_GPU_IS_LOST)
+    return faults.code(name, names)
