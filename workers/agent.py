@@ -10,9 +10,10 @@ import psutil
 from wire.reports import Heartbeat, Inventory, Telemetry
 from wire.signing import public_key_of
 from workers import inventory
-from workers.gpus import GpuList
+from workers.gpus import AUTO, SIMULATED, GpuList
 from workers.logs import Shipper
 from workers.loops import Loop, Restarter
+from workers.orders import Orders
 from workers.outbox import EventOutbox, Pulse
 from workers.publish import Publisher
 from workers.settings import Settings
@@ -45,12 +46,13 @@ class Agent:
         self.logs = Shipper(self.spool, self.publisher, self.pulse)
         self.events = EventOutbox(self.spool, self.publisher, self.pulse, self.logs.stream_sizes)
         self.rejections = Rejections()
-        self.sync = Sync(settings, self.publisher, self.supervisor, Upward(self.events, self.logs, self.pulse),
-                         self.rejections)
         # Two yards on one machine may both have a node1: its key tells their simulated GPUs apart.
         identity = f"{settings.node}.{public_key_of(settings.private_key).hex()[:16]}"
-        self.reader = Reader("simulated" if settings.simulate else "nvml", settings.simulate, identity,
+        self.reader = Reader(SIMULATED if settings.simulate else AUTO, settings.simulate, identity,
                              interval_s=settings.telemetry_interval_s)
+        self.orders = Orders(settings.state_dir, self.reader, self.supervisor)
+        self.sync = Sync(settings, self.publisher, self.supervisor,
+                         Upward(self.events, self.logs, self.pulse, self.orders), self.rejections)
         self.restarter = Restarter(settings.state_dir / "restarted_at")
         self.sync_loop = Loop("sync", self.sync_turn)
         self.watch_loop = Loop("watch", self.watch_turn)
@@ -74,6 +76,7 @@ class Agent:
         if self.sync.run_once():
             self.event_loop.wake()
         self.rejections.send(self.publisher)
+        self.publisher.send_all(self.orders.results())
         waiting = self.events.outstanding or self.logs.outstanding
         return min(self.settings.sync_interval_s, UNACKNOWLEDGED_SYNC_INTERVAL_S if waiting else float("inf"))
 

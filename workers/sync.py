@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from wire import names
 from wire.desired import Desired, HintBody, Launch, Stop
+from wire.hardware import Order
 from wire.reports import Rejected
 from wire.signing import LIFETIME_S, Action, Opener, Refused, decode
 from workers.logs import Shipper
@@ -132,6 +134,10 @@ class SerialFile:
             return 0
 
 
+class OrderBook(Protocol):
+    def take(self, orders: Iterable[Order]) -> None: ...
+
+
 @dataclass(frozen=True)
 class Upward:
     """What waits for acknowledgements."""
@@ -139,6 +145,7 @@ class Upward:
     events: EventOutbox
     logs: Shipper
     pulse: Pulse
+    orders: OrderBook | None = None  # about the hardware: their results are told until the portal asks no more
 
     def note(self, desired: Desired) -> None:
         for attempt, acknowledged in desired.acknowledged.items():
@@ -200,6 +207,7 @@ class Sync:
         orders += [partial(self._launch, launch) for launch in desired.launches]
         orders += [partial(self._serial.raise_to, desired.serial), partial(self._note, desired)]
         orders += [partial(self._supervisor.forget, attempt) for attempt in desired.forget]
+        orders += [partial(self._upward.orders.take, desired.orders)] if self._upward.orders else []
         results = [carried_out(order) for order in orders]
         self._prune(desired)
         return all(results)
