@@ -43,7 +43,7 @@ class Commands:
 
     def node_env(self) -> dict[str, str]:
         env = self.base_env()
-        for key in ("GPUYARD_STATE_DIR", "GPUYARD_SECRET_KEY", "GPUYARD_SIMULATE"):
+        for key in ("GPUYARD_STATE_DIR", "GPUYARD_SECRET_KEY", "GPUYARD_SIMULATE", "GPUYARD_FAULTS"):
             env.pop(key, None)
         return env | {"GPUYARD_NODE_CONFIG": str(self.node_dir / "node.json")}
 
@@ -110,8 +110,10 @@ class Commands:
         options = ["--state-dir", str(self.node_dir), "--node", self.options.node]
         public_key = self._join(*options).strip()
         answer = self.manage("enroll", self.options.node, public_key, "--replace")
-        simulate = self.topology()
-        self._join(*options, "--config", "-", *(["--simulate", simulate] if simulate else []), text=only_json(answer))
+        simulate, faults = self.topology(), self.options.faults
+        options += ["--simulate", simulate] if simulate else []
+        options += ["--fault", faults] if faults else []
+        self._join(*options, "--config", "-", text=only_json(answer))
 
     def topology(self) -> str:
         """The simulated machine, or nothing where real GPUs are."""

@@ -24,6 +24,7 @@ class Options:
     redis_url: str = ""  # empty: an embedded server
     node: str = "node1"
     simulate: str = ""  # topology; empty: what the machine has
+    faults: str = ""  # of the simulated GPUs
     public_url: str = ""
     exit_after_demo: bool = False
 
@@ -47,6 +48,7 @@ class Options:
             redis_url=address("REDIS_URL", text("REDIS_URL"), {"redis", "rediss", "unix"}),
             node=node_name(text("GPUYARD_NODE_NAME", "node1")),
             simulate=text("GPUYARD_SIMULATE"),
+            faults=text("GPUYARD_FAULTS"),
             public_url=address("GPUYARD_PUBLIC_URL", text("GPUYARD_PUBLIC_URL"), {"http", "https"}),
             exit_after_demo=flag("DEMO_EXIT", text("DEMO_EXIT")),
         )

@@ -4,6 +4,7 @@ import fcntl
 import logging
 import os
 import sys
+import time
 import warnings
 from pathlib import Path
 from typing import IO
@@ -13,6 +14,7 @@ from celery import Celery
 from wire import names
 from workers import steps, tasks
 from workers.agent import Agent
+from workers.gpus import fault_script
 from workers.publish import CONNECT_TIMEOUT_S, SOCKET_TIMEOUT_S
 from workers.settings import Settings, SettingsError
 from workers.spool import SpoolError
@@ -47,6 +49,8 @@ def create(settings: Settings) -> Celery:
         task_soft_time_limit=10, task_time_limit=20, worker_hijack_root_logger=False, worker_redirect_stdouts=False,
         task_default_queue=names.hint_queue(settings.node),
     )
+    if settings.simulate:
+        fault_script.pass_on(os.environ, settings.faults, settings.state_dir, time.monotonic())
     agent = Agent(settings)
     tasks.register(app, agent.doorbell)
     steps.install(app, agent)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from wire import names, signing
+from workers.gpus import fault_script
 from workers.settings import CONFIG_FILE, CONFIG_VARIABLE, KEY_FILE, SettingsError, broker_url, node_name, public_key
 from workers.settings import read_private_key as private_key_at
 
@@ -20,7 +21,8 @@ def main(argv: list[str] | None = None) -> int:
         if options.config is None:
             print(make_key(options.state_dir).hex())
         else:
-            path = store(options.state_dir, options.node, read_answer(options.config), options.simulate)
+            path = store(options.state_dir, options.node, read_answer(options.config), options.simulate,
+                         checked(options.fault, options.simulate))
             print(f"Wrote {path}. Start the node with {CONFIG_VARIABLE}={path} python -m workers.app", file=sys.stderr)
     except (SettingsError, OSError) as error:
         print(f"join: {error}", file=sys.stderr)
@@ -35,7 +37,21 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--node", required=True, type=str, help="the name under which the portal enrols it")
     parser.add_argument("--config", help="file with the JSON that `manage.py enroll` printed; - reads standard input")
     parser.add_argument("--simulate", metavar="TOPOLOGY", help="simulated GPUs instead of real ones, e.g. DGX-H100-8")
+    parser.add_argument("--fault", metavar="SCRIPT", action="append", default=[],
+                        help="what shall go wrong with simulated GPUs, e.g. gpu3:lost@60s; may be repeated")
     return parser.parse_args(argv)
+
+
+def checked(scripts: list[str], simulate: str | None) -> str:
+    """The fault script, once it is known that the simulated node has what it breaks."""
+    script = " ".join(scripts)
+    if script and not simulate:
+        raise SettingsError("--fault breaks simulated GPUs only: name them with --simulate, e.g. DGX-H100-8")
+    try:
+        fault_script.check_on(fault_script.parse(script), simulate)
+    except fault_script.ScriptError as error:
+        raise SettingsError(str(error)) from error
+    return script
 
 
 def make_key(state_dir: Path) -> bytes:
@@ -61,12 +77,14 @@ def read_answer(source: str) -> dict[str, Any]:
     return answer
 
 
-def store(state_dir: Path, node: str, answer: dict[str, Any], simulate: str | None) -> Path:
+def store(state_dir: Path, node: str, answer: dict[str, Any], simulate: str | None, faults: str = "") -> Path:
     check(node, answer)
     private_key_at(state_dir / KEY_FILE)  # without its key the node could not start
     config = {key: answer[key] for key in ANSWER_KEYS} | {"state_dir": str(state_dir)}
     if simulate:
         config["simulate"] = simulate
+    if faults:
+        config["faults"] = faults
     path = state_dir / CONFIG_FILE
     write_private(path, json.dumps(config, indent=2).encode() + b"\n")
     return path

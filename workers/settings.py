@@ -38,6 +38,7 @@ class Settings:
     portal_public_key: bytes
     broker_url: str
     simulate: str | None = None  # topology of simulated GPUs, e.g. DGX-H100-8; None: the machine's own
+    faults: str = ""  # of simulated GPUs, as a script
     heartbeat_interval_s: float = 5.0
     sync_interval_s: float = 2.0
     telemetry_interval_s: float = 1.0
@@ -66,6 +67,7 @@ class Settings:
             portal_public_key=public_key(values.text("portal_public_key")),
             broker_url=broker_url(values.text("broker_url")),
             simulate=values.text("simulate", "") or None,
+            faults=values.text("faults", ""),
             heartbeat_interval_s=values.seconds("heartbeat_interval_s", 5.0),
             sync_interval_s=values.seconds("sync_interval_s", 2.0),
             telemetry_interval_s=values.seconds("telemetry_interval_s", 1.0),

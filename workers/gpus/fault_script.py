@@ -9,6 +9,8 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from workers.gpus.boards import CATALOGUE
+
 SCRIPT_VARIABLE = "GPUYARD_SIM_FAULTS_SCRIPT"
 STATE_VARIABLE = "GPUYARD_SIM_STATE"
 STARTED_VARIABLE = "GPUYARD_SIM_STARTED"
@@ -74,7 +76,7 @@ def known(words: str, fault: str, gpu: int | None) -> tuple[str, int]:
     if gpu is not None and numbered and (numbered[1] == "nvlink") == bool(numbered[3]):
         return numbered[1] + (numbered[3] or ""), int(numbered[2])
     name = f"{fault}=NAME" if fault == "nometric" else fault
-    if name not in choices or "N" in fault:
+    if name not in choices:
         what = "a node" if gpu is None else "a GPU"
         raise ScriptError(f"{words!r} names no fault of {what}: choose one of {', '.join(choices)}.")
     return fault, 0
@@ -100,6 +102,18 @@ def times(words: str, when: str | None) -> tuple[float, float | None]:
     if match["lasts"] is None:
         return start_s, None
     return start_s, start_s + float(match["lasts"]) * UNITS[match["lasts_unit"]]
+
+
+def check_on(items: list[Item], topology: str | None) -> None:
+    """That a simulated node has what the script breaks. Raises ScriptError."""
+    if not items:
+        return
+    if topology not in CATALOGUE.topologies:
+        choices = ", ".join(sorted(CATALOGUE.topologies))
+        raise ScriptError(f"{items[0].words!r} cannot be played on {topology!r}: choose one of {choices}.")
+    node = CATALOGUE.topologies[topology]
+    board = CATALOGUE.boards[node.board]
+    check(items, len(node.numa), board.nvlinks, has_ecc=board.has_ecc)
 
 
 def check(items: list[Item], gpus: int, links: int, *, has_ecc: bool) -> None:
