@@ -16,6 +16,7 @@ from workers.gpus.faults import Delay, Fault, Faults, Return, Text
 from workers.gpus.holders import Holder
 from workers.gpus.procfs import Stat
 from workers.gpus.simulated_amd_machine import CONTEXT_BYTES, RESIDENT_SCALE, AmdMachine
+from workers.gpus.symptoms import Symptoms
 
 MIB, GIB = 1 << 20, 1 << 30
 ALWAYS_MISSING = {
@@ -250,26 +251,30 @@ def test_the_dies_of_one_card_have_four_links_between_them(desk: Callable[[str],
     assert bench.hardware(0).partition is None and bench.hardware(0).missing["partition"] == "not_supported"
 
 
-def test_what_becomes_worse_is_an_event_and_what_was_so_before_is_not(desk: Callable[[str], Desk]) -> None:
-    bench = desk("MI300X-8")
+def test_what_becomes_worse_is_noticed_like_that_of_other_makers(desk: Callable[[str], Desk]) -> None:
+    bench, symptoms = desk("MI300X-8"), Symptoms()
+
+    def look() -> list[tuple[str, str | None]]:
+        readings = symptoms.of_readings(bench.driver.read())
+        return [(event.kind, event.gpu_uuid) for event in
+                readings + symptoms.of_hardware(bench.driver.hardware(), bench.now) + bench.driver.events()]
+
     bench.machine.gpus[4].bad_pages = [0]
     bench.listed()
-    bench.driver.read()
-    bench.driver.hardware()
-    assert bench.driver.events() == []
-    bench.machine.gpus[4].bad_pages = [0, 0, 2]
+    assert look() == []
+    bench.machine.gpus[4].bad_pages = [0, 0, 1]
     bench.machine.gpus[5].links_down = {0}
     bench.machine.gpus[6].uncorrected = 3
+    bench.machine.gpus[7].bad_pages = [2]
+    bench.faults = Faults(lost=[0])
     bench.now += 30.0
-    bench.driver.read()
-    bench.driver.hardware()
-    events = bench.driver.events()
     gpus = [gpu.uuid for gpu in bench.machine.gpus]
-    assert [(event.kind, event.gpu_uuid) for event in events] == [
-        ("row_remap", gpus[4]), ("link_down", gpus[5]), ("ecc", gpus[6])]
-    assert "could not be taken out of use" in events[0].message and "3 uncorrectable" in events[2].message
-    assert bench.hardware(4).row_remap_failed is True and bench.hardware(4).rows_remapped_uncorrectable == 2
-    assert bench.driver.events() == []
+    assert sorted(look()) == sorted([("lost", gpus[0]), ("row_remap", gpus[4]), ("link_down", gpus[5]),
+                                     ("ecc", gpus[6]), ("row_remap", gpus[7])])
+    assert look() == []
+    pages = bench.hardware(4)
+    assert (pages.rows_remapped_uncorrectable, pages.row_remap_pending, pages.row_remap_failed) == (2, True, False)
+    assert bench.hardware(7).row_remap_failed is True
 
 
 @pytest.mark.parametrize(("name", "broken"), [

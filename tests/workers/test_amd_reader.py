@@ -13,6 +13,7 @@ import pytest
 from wire.reports import GpuReading
 from workers.gpus import holders
 from workers.gpus.faults import FAULTS_VARIABLE
+from workers.gpus.reading import Call, Patience
 from workers.telemetry import Limits, Reader
 
 PATIENCE_S = 20.0
@@ -94,6 +95,13 @@ def test_what_is_meant_for_the_other_maker_holds_nothing_here(
     process = rank(CUDA_VISIBLE_DEVICES=uuid, ROCR_VISIBLE_DEVICES="")
     assert holders.scan(frozenset({uuid}), holders.ROCR_VISIBLE) == []
     assert [one.pid for one in holders.scan(frozenset({uuid}))] == [process.pid]
+
+
+def test_many_slow_gpus_are_not_one_that_hangs() -> None:
+    patience, call = Patience(), Call(7, deadline_s=3.0)
+    looks = [(100.0 + 0.1 * look, look // 20) for look in range(320)]  # 16 dies of 2 s each
+    assert not any(patience.is_over(call, now, gpu) for now, gpu in looks)
+    assert any(patience.is_over(call, 132.0 + 0.1 * look, 16) for look in range(40))
 
 
 def test_a_hanging_gpu_is_left_out_and_the_others_are_read_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,6 @@ from wire.hardware import GpuHardware, HealthEvent, MigOrder
 from wire.reports import GpuReading, Link
 from workers.gpus import amd_library
 from workers.gpus.amd_details import hardware_of, info_of, memory_calls, uuid_of
-from workers.gpus.amd_health import Watch
 from workers.gpus.amd_library import LOST, Probe, unavailable, whole, words
 from workers.gpus.amd_readings import Device, is_gone, reading_of
 from workers.gpus.base import GpuList, OrderFailed
@@ -31,7 +30,6 @@ class AmdSmiDriver:
         self._skip, self._clock = frozenset(skip), clock
         self._smi: Any = None
         self._devices: list[Device] = []
-        self._watch = Watch()
         self._stale = False
 
     def start(self) -> None:
@@ -96,12 +94,12 @@ class AmdSmiDriver:
                 continue
             self.at_work = device.index
             details.append(hardware_of(self._smi, device.handle, device.uuid))
-            self._watch.look(details[-1], device.meter.ecc, device.info.pci_bus_id, self._clock())
         self.at_work = None
         return details
 
     def events(self) -> list[HealthEvent]:
-        return self._watch.drain()
+        """None of its own: what the library tells by events blocks. What goes wrong is seen in the readings."""
+        return []
 
     def set_mig(self, order: MigOrder) -> None:
         raise OrderFailed(f"GPU {order.gpu_uuid} is made by AMD and has no MIG: an administrator cuts it with "

@@ -13,7 +13,8 @@ from workers.gpus.frames import Command, Frame, frames, pack
 log = logging.getLogger(__name__)
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-INHERITED = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "GPUYARD_KMSG")
+INHERITED = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "ROCM_PATH", "ROCM_HOME",
+             "GPUYARD_KMSG")
 SIMULATION = "GPUYARD_SIM_"
 """The broker's address and the node's key stay out of the reader's environment."""
 

@@ -52,16 +52,19 @@ class Call:
 
 
 class Patience:
-    """How long a call has lasted by looks at it: the time in which this whole process stood still does not count."""
+    """How long a call has lasted by looks at it: the time in which this whole process stood still does not count.
+
+    A call that goes on to the next GPU has the deadline anew: sixteen slow ones are not one that hangs.
+    """
 
     def __init__(self) -> None:
-        self._number = -1
+        self._at: tuple[int, int | None] = (-1, None)
         self._lasted_s = 0.0
         self._looked_at = 0.0
 
-    def is_over(self, call: Call, now: float) -> bool:
-        if call.number != self._number:
-            self._number, self._lasted_s = call.number, 0.0
+    def is_over(self, call: Call, now: float, gpu: int | None = None) -> bool:
+        if (call.number, gpu) != self._at:
+            self._at, self._lasted_s = (call.number, gpu), 0.0
         else:
             self._lasted_s += min(now - self._looked_at, 2 * LOOK_EVERY_S)
         self._looked_at = now
@@ -107,15 +110,24 @@ class Reading:
     def _turn(self, began: float) -> None:
         readings = self._within(self._pace.deadline_s, self._driver.read)
         took_s = time.monotonic() - began
+        told = self._within(self._pace.deadline_s, self._driver.events)
+        self._notice(told)  # before the library is opened anew, which forgets them
+        self._list_if_due(readings, began)
         self._send(Read([self._owners.named(reading) for reading in readings], took_s))
-        events = self._within(self._pace.deadline_s, self._driver.events) + self._symptoms.of_readings(readings)
+        events = self._symptoms.of_readings(readings)
+        if told or events or began - self._details_at >= self._pace.details_every_s:
+            events += self._look_closely()
+        self._notice(events)
+
+    def _list_if_due(self, readings: list[GpuReading], now: float) -> None:
+        """First of all when a GPU fell silent: if it is the driver that has gone, then no GPU is to blame."""
         silent = {reading.uuid for reading in readings if "gpu" in reading.missing}
-        if silent != self._silent or began - self._listed_at >= LIST_EVERY_S:
+        if silent != self._silent or now - self._listed_at >= LIST_EVERY_S:
             self._silent = silent
             self._within(self._pace.start_deadline_s, self._driver.renew)
             self._list(self._pace.deadline_s)
-        if events or began - self._details_at >= self._pace.details_every_s:
-            events += self._look_closely()
+
+    def _notice(self, events: list[HealthEvent]) -> None:
         if events:
             self._send(Noticed(events))
 
@@ -228,7 +240,7 @@ def watch(reading: Reading, driver: GpuDriver, send: Callable[[Frame], None]) ->
             for command in orders.feed(data):
                 reading.order(command)
         now, call = time.monotonic(), reading.call
-        if patience.is_over(call, now):
+        if patience.is_over(call, now, driver.at_work):
             if not told:
                 send(Stuck(driver.at_work))
             told = True
