@@ -7,14 +7,17 @@ import time
 
 import psutil
 
-from wire.reports import Heartbeat, Inventory, Telemetry
+from wire.reports import GpuInfo, Heartbeat, Inventory, Telemetry
 from wire.signing import public_key_of
 from workers import inventory
 from workers.gpus import AUTO, SIMULATED, GpuList
+from workers.health import HardwareDesk, HealthOutbox, claim, located
+from workers.kernel_log import KernelLog
 from workers.logs import Shipper
 from workers.loops import Loop, Restarter
 from workers.orders import Orders
 from workers.outbox import EventOutbox, Pulse
+from workers.preflight import Preflight
 from workers.publish import Publisher
 from workers.settings import Settings
 from workers.spool import Spool
@@ -42,7 +45,8 @@ class Agent:
         self.pulse = Pulse()
         self.publisher = Publisher(settings)
         self.spool = Spool(settings.spool_root)
-        self.supervisor = Supervisor(self.spool, settings)
+        self.preflight = Preflight(settings.state_dir, self._listed, lambda: self.reader.status)
+        self.supervisor = Supervisor(self.spool, settings, preflight=self.preflight)
         self.logs = Shipper(self.spool, self.publisher, self.pulse)
         self.events = EventOutbox(self.spool, self.publisher, self.pulse, self.logs.stream_sizes)
         self.rejections = Rejections()
@@ -53,12 +57,16 @@ class Agent:
         self.orders = Orders(settings.state_dir, self.reader, self.supervisor)
         self.sync = Sync(settings, self.publisher, self.supervisor,
                          Upward(self.events, self.logs, self.pulse, self.orders), self.rejections)
+        self.kernel_log = KernelLog()
+        self.health = HealthOutbox(settings.state_dir / "health.msgpack", self.publisher, self.pulse)
+        self.hardware = HardwareDesk(self.reader.hardware, list, self.publisher.send)
         self.restarter = Restarter(settings.state_dir / "restarted_at")
         self.sync_loop = Loop("sync", self.sync_turn)
         self.watch_loop = Loop("watch", self.watch_turn)
         self.event_loop = Loop("events", self.event_turn)
         self.log_loop = Loop("logs", self.log_turn)
         self.telemetry_loop = Loop("telemetry", self.telemetry_turn)
+        self.health_loop = Loop("health", self.health_turn)
         self.inventory_loop = Loop("inventory", self.inventory_turn)
         self.heartbeat_loop = Loop("heartbeat", self.heartbeat_turn)
         self.tidy_loop = Loop("tidy", self.tidy_turn)
@@ -96,7 +104,19 @@ class Agent:
     def telemetry_turn(self) -> float:
         readings = self.reader.latest()
         if readings:
+            claim(readings, self.supervisor)
+            self.preflight.note(readings)
             self.publisher.send(Telemetry(boot_id=inventory.boot_id(), readings=readings))
+        return self.settings.telemetry_interval_s
+
+    def health_turn(self) -> float:
+        infos, _ = self._listed()
+        events = [located(event, infos or []) for event in (*self.reader.health(), *self.kernel_log.read())]
+        for event in events:
+            self.preflight.note_event(event)
+        self.health.add(events)
+        self.health.run_once()
+        self.hardware.turn()
         return self.settings.telemetry_interval_s
 
     def inventory_turn(self) -> float:
@@ -118,6 +138,11 @@ class Agent:
         self.spool.clear_kept(self.settings.keep_work_days * DAY_S, time.time())
         return TIDY_INTERVAL_S
 
+    def _listed(self) -> tuple[list[GpuInfo] | None, str | None]:
+        """What the driver listed last; never waits for it."""
+        listed = self._desk.listed
+        return (listed.infos, listed.problem) if listed else (None, None)
+
     def _heartbeat(self) -> Heartbeat:
         memory = psutil.virtual_memory()
         return Heartbeat(
@@ -133,7 +158,7 @@ class InventoryDesk:
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
-        self._listed: GpuList | None = None
+        self.listed: GpuList | None = None
         self._current: Inventory | None = None
         self._sent_at = float("-inf")
         self._sent_digest = ""
@@ -151,8 +176,8 @@ class InventoryDesk:
         listed = self._agent.reader.inventory()
         if listed is None and (self._current or time.time() - self._agent.started_at < FIRST_ANSWER_S):
             return
-        if self._current is None or listed is not self._listed:
-            self._listed = listed
+        if self._current is None or listed is not self.listed:
+            self.listed = listed
             self._current = inventory.build(listed, simulated=self._agent.settings.simulate is not None)
 
     def _is_due(self, digest: str, now: float) -> bool:

@@ -65,6 +65,13 @@ class TelemetrySender(NodeStep):
         return self.agent(worker).telemetry_loop
 
 
+class HealthReport(NodeStep):
+    requires: ClassVar[set[object]] = {GpuReader}
+
+    def create(self, worker: Any) -> Any:
+        return self.agent(worker).health_loop
+
+
 class InventoryReport(NodeStep):
     requires: ClassVar[set[object]] = {GpuReader}
 
@@ -87,7 +94,7 @@ class Tidying(NodeStep):
 
 
 STEPS = (Recovery, GpuReader, DesiredStateSync, AttemptWatch, EventSender, LogShipping, TelemetrySender,
-         InventoryReport, HeartbeatSender, Tidying)
+         HealthReport, InventoryReport, HeartbeatSender, Tidying)
 
 
 def install(app: Celery, agent: Agent) -> None:

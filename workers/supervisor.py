@@ -12,11 +12,14 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
+
 from wire.desired import Launch, Stop
-from wire.reports import AttemptEvent, RankExit
+from wire.reports import AttemptEvent, RankExit, Refusal
 from wire.states import ATTEMPT_ENDED, END_STATE, AttemptState, EndReason
 from workers import launchers, plan
 from workers.launchers.base import LaunchError
@@ -54,8 +57,10 @@ class Supervised:
 
 
 class Supervisor:
-    def __init__(self, spool: Spool, settings: JobSettings, cgroups: str = "auto") -> None:
-        self._spool, self._settings, self._cgroups = spool, settings, cgroups
+    def __init__(self, spool: Spool, settings: JobSettings, cgroups: str = "auto",
+                 preflight: Callable[[Launch], list[Refusal]] = lambda _: []) -> None:
+        """`preflight` says what speaks against a start on this node, from what is known already: it must not wait."""
+        self._spool, self._settings, self._cgroups, self._preflight = spool, settings, cgroups, preflight
         self._open: dict[str, Supervised] = {}
         self._lock = threading.RLock()
         self._boot_id = plan.boot_id()
@@ -159,6 +164,10 @@ class Supervisor:
 
     def _start_locked(self, supervised: Supervised, lock_fd: int) -> None:
         directory = supervised.directory
+        refusals = self._preflight(directory.launch)
+        if refusals:
+            self._refuse(directory, refusals)
+            return
         if directory.last_seq == 0:
             self._append(directory, AttemptState.STARTING, elapsed_s=0.0)
         try:
@@ -231,6 +240,8 @@ class Supervisor:
                             elapsed_s=float(elapsed) if elapsed else None)
         event.reason, event.exit_code, event.signal, event.ranks = reason, ended.exit_code, ended.signal, ranks
         event.log_sizes = directory.log_sizes()
+        if "refusals" in record:
+            event.refusals = msgspec.json.decode(record["refusals"], type=list[Refusal])
         directory.append_event(event)
         self._close(directory)
 
@@ -242,6 +253,11 @@ class Supervisor:
         """An end that needs no shim. Written down first: the event follows from the record, also after a crash."""
         if directory.exit_record() is None:
             directory.write_exit_record(end_record(reason, message))
+        self._look_at(self._supervised(directory))
+
+    def _refuse(self, directory: AttemptDir, refusals: list[Refusal]) -> None:
+        record = end_record(EndReason.PREFLIGHT, " ".join(one.message for one in refusals))
+        directory.write_exit_record([*record, ("refusals", msgspec.json.encode(refusals).decode())])
         self._look_at(self._supervised(directory))
 
     def _check_shim(self, supervised: Supervised) -> None:
