@@ -1,5 +1,6 @@
 """What the NVIDIA driver tells by itself: Xid errors, double-bit ECC errors, and what it wants done about them."""
 
+import ctypes
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -29,20 +30,21 @@ class EventFeed:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._set: Any = None
-        self._registered: dict[str, Device] = {}
+        self._registered: set[str] = set()
+        self._by_address: dict[int | None, Device] = {}
 
     def register(self, devices: Iterable[Device]) -> None:
         """Each GPU once for the life of the set; GPUs that were lost and came back are registered again."""
-        whole = {one.uuid: one for one in devices if not one.is_slice}
-        for uuid, device in whole.items():
+        for device in devices:
             if device.silent:
-                self._registered.pop(uuid, None)
-            elif uuid in self._registered or self._register(device):
-                self._registered[uuid] = device
+                self._registered.discard(device.uuid)
+            elif not device.is_slice and device.uuid not in self._registered and self._register(device):
+                self._registered.add(device.uuid)
+                self._by_address[address(device.handle)] = device
 
     def poll(self) -> list[HealthEvent]:
         events: list[HealthEvent] = []
-        while self._registered and len(events) < AT_ONCE:
+        while self._set is not None and len(events) < AT_ONCE:
             try:
                 raw = pynvml.nvmlEventSetWait_v2(self._set, 0)
             except TROUBLE as error:
@@ -56,7 +58,7 @@ class EventFeed:
     def forget(self) -> None:
         if self._set is not None:
             Probe()("free", lambda: pynvml.nvmlEventSetFree(self._set))
-        self._set, self._registered = None, {}
+        self._set, self._registered, self._by_address = None, set(), {}
 
     def _register(self, device: Device) -> bool:
         probe = Probe()
@@ -77,8 +79,9 @@ class EventFeed:
     def _event(self, raw: Any) -> HealthEvent | None:
         if raw.eventType not in KINDS:
             return None
-        uuid = Probe()("uuid", lambda: text(pynvml.nvmlDeviceGetUUID, raw.device))
-        device = self._registered.get(uuid or "")
+        # A GPU that is lost cannot be asked for its name any more, and that is what it has to tell.
+        device = self._by_address.get(address(raw.device))
+        uuid = device.uuid if device else Probe()("uuid", lambda: text(pynvml.nvmlDeviceGetUUID, raw.device))
         code = int(raw.eventData) if raw.eventType != DOUBLE_BIT else None
         at, kind = self._clock(), KINDS[raw.eventType]
         message = MESSAGES[raw.eventType].format(code=code)
@@ -89,3 +92,6 @@ class EventFeed:
             pci_bus_id=device.info.pci_bus_id if device else None, code=code, message=f"{message}.", source="nvml",
         )
 
+
+def address(handle: Any) -> int | None:
+    return ctypes.cast(handle, ctypes.c_void_p).value
