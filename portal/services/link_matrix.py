@@ -24,6 +24,7 @@ class LinkCell:
     tone: int
     both_free: bool = False
     itself: bool = False
+    why: str = ""  # if it is not known, or not there
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,8 @@ def link(row: Cell, column: Cell, kinds: dict[frozenset[str], str]) -> LinkCell:
     if row.gpu.uuid == column.gpu.uuid:
         return LinkCell("", 0, itself=True)
     kind = kinds.get(frozenset((row.gpu.uuid, column.gpu.uuid)), "")
+    if tone_of(kind) == 1 and (row.split or column.split):
+        return LinkCell("", 0, why="MIG")  # slices of different cards do not reach each other
     return LinkCell(kind, tone_of(kind), both_free=row.free and column.free)
 
 

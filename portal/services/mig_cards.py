@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from portal.hardware import boards
 from portal.hardware.boards import Board
-from portal.hardware.mig import Slice
+from portal.hardware.mig import Slice, text_of
 from portal.models import HardwareOrder
+from portal.services import mig_boards
 from portal.services.cells import Cell, mig_of
 
 STEPS = ("waiting", "sent", "running", "done")
@@ -42,8 +42,8 @@ class MigCard:
 
     @property
     def layout_text(self) -> str:
-        """As one writes it: 2g.20gb + 1g.10gb."""
-        return " + ".join(block.profile for block in self.blocks if block.profile)
+        """As one writes it: 2g.20gb + 2 × 1g.10gb."""
+        return text_of(block.profile for block in self.blocks if block.profile)
 
     @property
     def step(self) -> int:
@@ -52,12 +52,12 @@ class MigCard:
 
 
 def mig_cards(cells: Iterable[Cell], orders: Iterable[HardwareOrder]) -> list[MigCard]:
-    """Of the cards that can be cut. Whether one can is in the tables of boards, or the driver says so."""
+    """Of the cards that can be cut, by the tables of boards or by what the driver says."""
     waiting = {order.gpu_id: order for order in orders if order.kind == "mig" and order.finished_at is None}
     found = []
     for cell in cells:
-        board = boards.find(cell.gpu.name, cell.gpu.memory_total_bytes)
-        if board is not None and cell.gpu.vendor == "nvidia" and cell.gpu.details.get("mig_capable") is not False:
+        board = mig_boards.find_board(cell.gpu)
+        if board is not None:
             found.append(MigCard(cell, board, present_blocks(cell, board), waiting.get(cell.gpu.pk)))
     return found
 

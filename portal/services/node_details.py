@@ -11,9 +11,10 @@ from uuid import UUID
 
 from django.db.models import Q
 
-from portal.models import Attempt, Event, HardwareOrder, Health, Job, Node, User
-from portal.services import link_matrix, samples
+from portal.models import Attempt, Event, Gpu, HardwareOrder, Health, Job, Node, User
+from portal.services import link_matrix, orders, samples
 from portal.services.cells import Cell, cells
+from portal.services.errors import Problem
 from portal.services.gpu_facts import Fact, identity, live_facts
 from portal.services.link_matrix import LinkCell, NicRow
 from portal.services.mig_cards import MigCard, mig_cards
@@ -103,10 +104,10 @@ def detail(user: User, node: Node) -> NodeDetail:
     jobs = visible.filter(pk__in=own.values("pk")).select_related("owner").order_by("id")
     seen = Q(job=None) | Q(job__in=visible.values("pk"))
     events = Event.objects.filter(seen, Q(node=node) | Q(gpu__node=node)).select_related("gpu", "job", "actor")
-    found, orders = cells(user, [node])[node.pk], orders_of(node)
+    found, given = cells(user, [node])[node.pk], orders_of(node)
     return NodeDetail(
-        node, found, list(events.order_by("-id")[:EVENTS_SHOWN]), list(jobs), health_of(node), orders,
-        processes(user, found), user.is_superuser, mig_cards(found, orders),
+        node, found, list(events.order_by("-id")[:EVENTS_SHOWN]), list(jobs), health_of(node), given,
+        processes(user, found), user.is_superuser, mig_cards(found, given),
     )
 
 
@@ -136,6 +137,15 @@ def jobs_of(user: User, attempts: set[str]) -> dict[str, Job]:
     ids = [found for found in map(as_uuid, attempts) if found]
     rows = Attempt.objects.filter(pk__in=ids, job__in=Job.objects.visible_to(user).values("pk")).select_related("job")
     return {str(attempt.pk): attempt.job for attempt in rows}
+
+
+def end_foreign(gpu: Gpu, pid: str, *, actor: User) -> HardwareOrder:
+    """Only what the newest reading still shows, and only if no job explains it: its start time makes it certain."""
+    rows = gpu.latest.get("processes") or []
+    shown = next((row for row in rows if str(row.get("pid")) == pid and not row.get("attempt")), None)
+    if shown is None or not shown.get("start_time"):
+        raise Problem(409, "process_gone", f"No such foreign process is on GPU {gpu.index} any more.")
+    return orders.stop_foreign(gpu, int(shown["pid"]), float(shown["start_time"]), actor=actor)
 
 
 def recent(found: list[Cell], window_s: float = WINDOWS_S[0]) -> Series:

@@ -5,6 +5,7 @@ from typing import Any
 from django import template
 from django.utils.translation import gettext as _
 
+from portal.hardware.mig import text_of
 from portal.models import HardwareOrder
 from portal.templatetags.gy import STATES
 
@@ -60,7 +61,7 @@ def order_state(order_state: str) -> str:
 
 def layout_words(order: dict[str, Any]) -> str:
     names = [str(one.get("profile")) for one in order.get("layout") or []]
-    return _("cut into %(layout)s") % {"layout": " + ".join(names)} if names else _("switch MIG off")
+    return _("cut into %(layout)s") % {"layout": text_of(names)} if names else _("switch MIG off")
 
 
 @register.filter

@@ -12,7 +12,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST, require_safe
 
 from portal.models import Gpu, Node
-from portal.services import access, health, mig_drafts, node_details, nodes, orders
+from portal.services import access, health, mig, mig_drafts, node_details, nodes, orders
 from portal.services.errors import Problem
 from portal.services.mig_cards import MigCard
 from portal.web.pages import page
@@ -63,13 +63,32 @@ def quarantine(request: HttpRequest, uuid: str) -> HttpResponse:
                 _("GPU %(gpu)s is quarantined."), gpu)  # fmt: skip
 
 
+@require_POST
+@page
+def end_process(request: HttpRequest, uuid: str) -> HttpResponse:
+    gpu = managed_gpu(request, uuid)
+    pid = request.POST.get("pid", "")
+    return done(request, gpu.node, lambda: node_details.end_foreign(gpu, pid, actor=person(request)),
+                _("The node is told to end the process on GPU %(gpu)s."), gpu)  # fmt: skip
+
+
 @require_safe
 @never_cache
 @page
 def mig_plan(request: HttpRequest, name: str) -> HttpResponse:
     card = card_of(request, access.get_node(person(request), name), request.GET.get("gpu", ""))
-    draft = mig_drafts.draft(card, request.GET.get("wanted", ""))
+    draft = mig_drafts.draft(card, request.GET.get("wanted", ""), person(request))
     return render(request, "nodes/mig_plan.html", {"draft": draft, "may_manage": person(request).is_superuser})
+
+
+@require_POST
+@page
+def mig_apply(request: HttpRequest, name: str) -> HttpResponse:
+    node = managed_node(request, name)
+    gpu = card_of(request, node, request.POST.get("gpu", "")).cell.gpu
+    wanted = request.POST.get("wanted", "")
+    return done(request, node, lambda: mig.apply(gpu, wanted, actor=person(request)),
+                _("The change of GPU %(gpu)s is under way."), gpu)  # fmt: skip
 
 
 @require_POST

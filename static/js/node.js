@@ -82,7 +82,7 @@ document.addEventListener("click", (event) => {
   const button = event.target.closest("[data-act]");
   const dialog = document.getElementById("act-dialog");
   if (!button || !dialog) return;
-  const { act, title, text, label, field, fieldLabel, hiddenGpu, hiddenWanted } = button.dataset;
+  const { act, title, text, label, field, fieldLabel, hiddenGpu, hiddenWanted, hiddenPid } = button.dataset;
   const form = dialog.querySelector("form"), box = dialog.querySelector("[data-act-field]"), input = box.querySelector("input");
   form.action = act;
   dialog.querySelector("[data-act-title]").textContent = title;
@@ -93,7 +93,9 @@ document.addEventListener("click", (event) => {
   input.value = "";
   box.querySelector("label").textContent = fieldLabel ?? "";
   for (const old of form.querySelectorAll("[data-extra]")) old.remove();
-  for (const [name, value] of [["gpu", hiddenGpu], ["wanted", hiddenWanted]]) if (value !== undefined) form.append(hidden(name, value));
+  for (const [name, value] of [["gpu", hiddenGpu], ["wanted", hiddenWanted], ["pid", hiddenPid]]) {
+    if (value !== undefined) form.append(hidden(name, value));
+  }
   dialog.showModal();
 });
 
