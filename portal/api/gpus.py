@@ -43,10 +43,12 @@ class GpuOut(Schema):
     pci_bus_id: str | None
     memory_total_bytes: int | None
     power_limit_mw: int | None
+    mig_enabled: bool
     mig_profile: str | None
     parent_uuid: str | None
     state: str
     state_reason: str | None
+    draining: str | None
     free: bool
     holder: Holder | None
     latest: Reading
@@ -88,7 +90,7 @@ def gpu_rows(user: User, node: Node | None = None) -> list[GpuOut]:
 
 def _row(gpu: Any, visible: set[int]) -> GpuOut:
     holder = _holder(gpu.active[0].attempt.job, visible) if gpu.active else None
-    usable = gpu.node.schedulable and gpu.node.state == "ready" and gpu.state == "ok"
+    usable = gpu.node.schedulable and gpu.node.state == "ready" and is_for_jobs(gpu)
     return GpuOut(
         uuid=gpu.uuid,
         node=gpu.node.name,
@@ -99,14 +101,21 @@ def _row(gpu: Any, visible: set[int]) -> GpuOut:
         pci_bus_id=gpu.pci_bus_id or None,
         memory_total_bytes=gpu.memory_total_bytes,
         power_limit_mw=gpu.power_limit_mw,
+        mig_enabled=gpu.mig_enabled,
         mig_profile=gpu.mig_profile or None,
         parent_uuid=gpu.parent_uuid or None,
         state=gpu.state,
         state_reason=gpu.state_reason or None,
+        draining=gpu.draining or None,
         free=usable and holder is None,
         holder=holder,
         latest=Reading(**{name: value for name, value in gpu.latest.items() if name in Reading.model_fields}),
     )
+
+
+def is_for_jobs(gpu: Gpu) -> bool:
+    """Whole cards that are not cut, and slices; not what is broken or about to be changed."""
+    return gpu.state == "ok" and not gpu.mig_enabled and not gpu.draining
 
 
 def _holder(job: Job, visible: set[int]) -> Holder:

@@ -3,14 +3,14 @@
 from datetime import datetime
 from typing import Any
 
-from django.db.models import Count, Q
+from django.db.models import Exists, OuterRef, Prefetch
 from django.http import HttpRequest
 from ninja import Router, Schema
 
 from portal.api.auth import user_of
-from portal.api.gpus import GpuOut, gpu_rows
+from portal.api.gpus import GpuOut, gpu_rows, is_for_jobs
 from portal.api.requests import allow_only
-from portal.models import Node
+from portal.models import Allocation, Gpu, Node
 from portal.services import access
 
 router = Router()
@@ -50,13 +50,10 @@ class NodeList(Schema):
 @router.get("", response=NodeList, url_name="node_list", summary="All nodes")
 def list_nodes(request: HttpRequest) -> NodeList:
     allow_only(request)
-    held = Count(
-        "gpus",
-        filter=Q(gpus__present=True, gpus__allocations__released_at=None, gpus__allocations__isnull=False),
-        distinct=True,
-    )
-    nodes = Node.objects.prefetch_related("gpus").annotate(held=held)
-    return NodeList(nodes=[NodeOut(**_summary(node, node.held)) for node in nodes])
+    active = Allocation.objects.filter(gpu=OuterRef("pk"), released_at=None)
+    gpus = Gpu.objects.present().annotate(held=Exists(active))
+    nodes = Node.objects.prefetch_related(Prefetch("gpus", gpus, to_attr="listed"))
+    return NodeList(nodes=[_listed(node) for node in nodes])
 
 
 @router.get("/{name}", response=NodeDetail, url_name="node", summary="One node with its GPUs and links")
@@ -65,9 +62,9 @@ def get_node(request: HttpRequest, name: str) -> NodeDetail:
     user = user_of(request)
     node = access.get_node(user, name)
     rows = gpu_rows(user, node=node)
-    held = sum(1 for row in rows if row.holder is not None)
+    units = [row for row in rows if not row.mig_enabled]
     return NodeDetail(
-        **_summary(node, held),
+        **_summary(node, {row.model for row in units}, len(units), sum(row.free for row in units)),
         hostname=node.hostname or None,
         agent_version=node.agent_version or None,
         driver=node.driver or None,
@@ -81,18 +78,24 @@ def get_node(request: HttpRequest, name: str) -> NodeDetail:
     )
 
 
-def _summary(node: Node, held: int) -> dict[str, Any]:
-    gpus = [gpu for gpu in node.gpus.all() if gpu.present]
-    healthy = sum(1 for gpu in gpus if gpu.state == "ok")
+def _listed(node: Any) -> NodeOut:
+    units = [gpu for gpu in node.listed if not gpu.mig_enabled]
+    free = sum(1 for gpu in units if is_for_jobs(gpu) and not gpu.held)
+    usable = node.schedulable and node.state == "ready"
+    return NodeOut(**_summary(node, {gpu.model for gpu in units}, len(units), free if usable else 0))
+
+
+def _summary(node: Node, models: set[str], total: int, free: int) -> dict[str, Any]:
+    """What jobs can have is counted: a card that is cut is not one, each of its slices is."""
     return {
         "name": node.name,
         "state": node.state,
         "state_since": node.state_since,
         "schedulable": node.schedulable,
         "cordon_reason": node.cordon_reason or None,
-        "gpus_total": len(gpus),
-        "gpus_free": max(0, healthy - held) if node.schedulable and node.state == "ready" else 0,
-        "models": sorted({gpu.model for gpu in gpus}),
+        "gpus_total": total,
+        "gpus_free": free,
+        "models": sorted(models),
         "problem": node.problem or None,
         "simulated": node.simulated,
         "last_heartbeat_at": node.last_heartbeat_at,

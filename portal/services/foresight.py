@@ -41,10 +41,10 @@ def would_start(spec: JobSpec) -> Prospect:
 
 
 def free_by_model() -> list[ModelStock]:
-    """GPU models of the cluster with what of them is free now, on nodes that take work."""
+    """GPU models of the cluster with what of them is free now, on nodes that take work. Slices are not counted."""
     stock: dict[str, list[int]] = {}
     for node in capacity.node_views():
-        for gpu in node.gpus:
+        for gpu in (whole for whole in node.gpus if not whole.mig):
             counts = stock.setdefault(gpu.model, [0, 0])
             counts[0] += gpu.free and gpu.healthy and not node.unavailable
             counts[1] += 1

@@ -117,3 +117,16 @@ def test_a_change_is_followed_from_request_to_end(api: Apis, cast: Cast) -> None
     assert over["state"] == "done" and over["finished_at"]
     assert api["bob"].get("/nodes/n1/mig").json()["gpus"][0]["order"] is None
     assert api["bob"].get("/nodes/n1/mig/orders/00000000-0000-0000-0000-000000000000").status_code == 404
+
+
+def test_cards_and_slices_are_counted_as_what_jobs_can_have(api: Apis, cast: Cast) -> None:
+    gpu = cut_card()
+    counts = lambda: tuple(api["bob"].get("/nodes/n1").json()[name] for name in ("gpus_total", "gpus_free"))  # noqa: E731
+    cut(gpu, "2 × 3g.40gb", "3g.40gb", "3g.40gb")
+    assert counts() == (3, 3) and len(api["bob"].get("/gpus?free=true").json()["gpus"]) == 3
+    started(cast.bob, resources=a_slice("3g.40gb"))
+    assert counts() == (3, 2)
+    api["alice"].post("/nodes/n1/mig/apply", wish("off"))
+    assert counts() == (3, 1), "what is drained is not free"
+    listed = api["bob"].get("/nodes").json()["nodes"][0]
+    assert (listed["gpus_total"], listed["gpus_free"]) == (3, 1)
