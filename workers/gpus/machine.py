@@ -65,7 +65,7 @@ class Machine:
         return bool(device.load.processes)
 
     def by_uuid(self, uuid: str) -> Gpu | Slice | None:
-        return self._targets.get(uuid) or next((gpu for gpu in self.gpus if gpu.uuid == uuid), None)
+        return next((gpu for gpu in self.gpus if gpu.uuid == uuid), None) or self._targets.get(uuid)
 
     def recut(self, gpu: Gpu) -> None:
         """After a change of a GPU's MIG mode or instances."""
