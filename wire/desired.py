@@ -13,6 +13,7 @@ class GpuSlot(msgspec.Struct, frozen=True):
 
     uuid: str
     index: int
+    vendor: str = "nvidia"  # as in GpuInfo: it decides by which variable a job is told
 
 
 class Launch(msgspec.Struct, kw_only=True):

@@ -9,7 +9,10 @@ from portal.scheduler.snapshot import GpuView, NodeView
 EXACT_UP_TO = 5000
 """Sets of GPUs that are looked at one by one: all of them for 8 of 14 cards; beyond it the best start is grown."""
 
-WEIGHTS = {"PIX": 50, "PXB": 40, "PHB": 30, "NODE": 20, "SYS": 10}
+XGMI = "XGMI"
+"""AMD's direct link: what NVLink is to others. How many a pair has is not in its name."""
+
+WEIGHTS = {XGMI: 100, "PIX": 50, "PXB": 40, "PHB": 30, "NODE": 20, "SYS": 10}
 SWITCHED = frozenset({"PIX", "PXB"})
 
 Matrix = list[list[int]]
@@ -40,7 +43,7 @@ def weight(kind: str) -> int:
 def joins(kind: str, link: str) -> bool:
     if link == "any":
         return True
-    return kind.startswith("NV") or (link == "pcie-switch" and kind in SWITCHED)
+    return kind.startswith("NV") or kind == XGMI or (link == "pcie-switch" and kind in SWITCHED)
 
 
 def weight_matrix(node: NodeView, pool: Sequence[GpuView]) -> Matrix:

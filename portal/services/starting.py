@@ -74,7 +74,7 @@ def taken(placements: tuple[Placement, ...]) -> tuple[dict[str, Node], dict[str,
     nodes = {node.name: node for node in ready.only("name", "hostname", "state", "desired_serial").order_by("name")}
     cards = Gpu.objects.present().filter(uuid__in=uuids, node__in=nodes.values(), mig_enabled=False)
     draining = Gpu.objects.filter(node=OuterRef("node"), uuid=OuterRef("parent_uuid")).exclude(draining="")
-    free = cards.filter(~Exists(draining), draining="").only("uuid", "index", "node_id", "mig_profile")
+    free = cards.filter(~Exists(draining), draining="").only("uuid", "index", "vendor", "node_id", "mig_profile")
     gpus = {gpu.uuid: gpu for gpu in free}
     if len(nodes) < len(names) or len(gpus) < len(uuids):
         raise Conflict("a node or a GPU went away since the snapshot")
@@ -107,7 +107,7 @@ def launch_of(job: Job, attempt: Attempt, spec: specs.JobSpec, parts: list[Part]
         env=spec.env,
         runtime=spec.runtime.kind,
         workdir=spec.source.path if spec.source else None,
-        gpus=[GpuSlot(gpu.uuid, gpu.index) for gpu in part.gpus],
+        gpus=[GpuSlot(gpu.uuid, gpu.index, gpu.vendor) for gpu in part.gpus],
         node_rank=part.node_rank,
         node_count=len(parts),
         first_rank=part.first_rank,

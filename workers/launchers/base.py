@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Protocol
 
-from wire.desired import Launch
+from wire.desired import GpuSlot, Launch
 from wire.reports import RankExit
 from workers.plan import Limits, Plan
 from workers.spool import AttemptDir
@@ -21,6 +21,8 @@ TMPDIR_CHARS = 72
 
 UNKILLABLE_S = 60.0
 """Of killing in vain, after which a person is told."""
+
+ROCR_UUID = re.compile(r"GPU-[0-9a-fA-F]{1,16}")
 
 TAIL_BYTES = 16 * 1024
 MESSAGE_CHARS = 500
@@ -79,14 +81,30 @@ def job_environment(launch: Launch, attempt: AttemptDir, job_path: str) -> dict[
     if launch.master_port is not None:
         env["MASTER_PORT"] = str(launch.master_port)
     env.update(checked_variables(launch.env))
+    env.update(visible_devices(launch.gpus))
     env.update({
-        "CUDA_VISIBLE_DEVICES": ",".join(slot.uuid for slot in launch.gpus), "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "GPUYARD_JOB_ID": str(launch.job), "GPUYARD_JOB_NAME": launch.name, "GPUYARD_USER": launch.user,
         "GPUYARD_ATTEMPT_ID": launch.attempt, "GPUYARD_ATTEMPT": str(launch.epoch),
         "GPUYARD_NODE_RANK": str(launch.node_rank), "GPUYARD_NODE_COUNT": str(launch.node_count),
         "GPUYARD_WORLD_SIZE": str(launch.world_size), "GPUYARD_LOG_DIR": str(attempt.log_path("x").parent),
     })
     env.update({f"GPUYARD_{name.upper()}_PARALLEL": str(size) for name, size in launch.layout.items()})
+    return env
+
+
+def visible_devices(slots: list[GpuSlot]) -> dict[str, str]:
+    """Of the cards of a maker that the job was given none of, it sees none."""
+    amd = [slot for slot in slots if slot.vendor == "amd"]
+    env = {
+        "CUDA_VISIBLE_DEVICES": ",".join(slot.uuid for slot in slots if slot.vendor != "amd"),
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        # Part of a chip that shares its serial number with the others has only its place to be named by.
+        "ROCR_VISIBLE_DEVICES": ",".join(
+            slot.uuid if ROCR_UUID.fullmatch(slot.uuid) else str(slot.index) for slot in amd),
+    }
+    if amd:
+        # HIP counts anew what ROCR leaves over; without a value of its own it would look at CUDA's.
+        env["HIP_VISIBLE_DEVICES"] = ",".join(map(str, range(len(amd))))
     return env
 
 
