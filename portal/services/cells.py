@@ -21,6 +21,7 @@ MISSING = {
     "no_permission": "the node may not read it",
     "gpu_lost": "the GPU is lost",
     "timeout": "the driver did not answer in time",
+    "released": "its driver is let go of for a while",
     "mig": "the driver gives none while MIG is on",
 }
 
@@ -122,9 +123,11 @@ class Cell:
         return None if used is None or not total else min(100.0, used / total * 100)
 
     def why_missing(self, name: str) -> str:
-        if not self.latest:
-            return "no reading yet"
-        return missing_words(self.latest.get("missing", {}).get(name, "the driver gives none"))
+        missing = self.latest.get("missing") or {}
+        reason = missing.get(name) or missing.get("gpu") or ("" if self.latest else "no reading yet")
+        if reason == "not_supported" and (self.split or self.parent):
+            reason = "mig"
+        return missing_words(reason or "the driver gives none")
 
 
 def cells(user: User, nodes: Iterable[Node]) -> dict[int, list[Cell]]:
@@ -171,7 +174,9 @@ def slice_cell(node: Node, parent: Gpu, gpu: Gpu, holder: Holder | None) -> Cell
 def missing_words(reason: object) -> str:
     """Why a value is not known, for people."""
     text = str(reason)
-    return MISSING.get(text) or text.removeprefix("error:").replace("_", " ")
+    if text.startswith("error:"):
+        return f"the driver answered with error {text.removeprefix('error:')}"
+    return MISSING.get(text) or text.replace("_", " ")
 
 
 def mig_of(gpu: Gpu) -> dict[str, Any]:

@@ -410,3 +410,18 @@ def test_the_fragment_holds_the_parts_of_the_page(cast: Cast, node: Node) -> Non
              "processes", "events")  # fmt: skip
     for part in parts:
         assert f'data-part="{part}"' in whole and f'data-part="{part}"' in fragment, part
+
+
+def test_why_a_value_is_missing_is_said_for_people(cast: Cast, node: Node) -> None:
+    cut(node, 0, ("3g.40gb", 0, 4))
+    read(gpu(node, 0), utilization_percent=None, missing={"utilization_percent": "not_supported"})
+    read(gpu(node, 1), utilization_percent=None, power_mw=None, missing={"power_mw": "error:999"})
+    read(gpu(node, 2), missing={"gpu": "gpu_lost"})
+    why = [[card_cell(cast.bob, node, index).why_missing(name) for name in ("utilization_percent", "power_mw")]
+           for index in range(4)]  # fmt: skip
+    assert why == [
+        ["the driver gives none while MIG is on", "the driver gives none"],
+        ["the driver gives none", "the driver answered with error 999"],
+        ["the GPU is lost", "the GPU is lost"],
+        ["no reading yet", "no reading yet"],
+    ]
