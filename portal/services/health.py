@@ -37,9 +37,9 @@ def report(node: Node, event: HealthEvent) -> bool:
     if known is not None:
         enrich(known, event)
         return False
-    if event.kind == "back":
-        return gpu is not None and answers_again(gpu)
-    if event.kind != "xid" and gpu is not None and is_known(gpu, event, at):
+    if event.kind == "back" and gpu is not None:
+        answers_again(gpu)
+    elif event.kind != "xid" and gpu is not None and is_known(gpu, event, at):
         return False
     row = open_finding(
         gpu or node, event.kind, event.message, key=event.key, code=event.code, at=at, source=event.source,

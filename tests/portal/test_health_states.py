@@ -247,3 +247,15 @@ def test_a_driver_that_works_again_ends_what_was_said_about_it(cast: Cast) -> No
     assert Health.objects.get().resolved_at is None
     listed(node, [0])
     assert Health.objects.get().resolved_at is not None
+
+
+def test_an_old_return_that_is_told_again_does_not_bring_a_lost_gpu_back(cast: Cast) -> None:
+    node = make_node(gpus=1)
+    lost, back, again = (event(kind, card(node), key=str(n)) for n, kind in enumerate(("lost", "back", "lost")))
+    health.report(node, lost)
+    assert state(node) == "lost"
+    assert health.report(node, back) and state(node) == "ok"
+    again.at = time.time() + 1
+    health.report(node, again)
+    assert not health.report(node, back)
+    assert state(node) == "lost"
