@@ -38,6 +38,7 @@ class Machine:
         self.gpus = [new_gpu(topology, node, index) for index in range(len(topology.numa))]
         self.clock, self._scan, self._state = clock, scan or holders.Scanner(), state
         self.is_alive: Callable[[int], bool] = anybody if scan else procfs.is_alive
+        self._epoch_s = time.time() - clock()
         self._scanned_at: float | None = None
         self._cpu_ticks: dict[tuple[int, int], int] = {}
         self._targets: dict[str, Gpu | Slice] = {}
@@ -51,6 +52,11 @@ class Machine:
         if elapsed is not None and elapsed < SCAN_EVERY_S:
             return
         self.look_again(now, elapsed)
+
+    @property
+    def sampled_us(self) -> int:
+        """When the counters were last brought up to date, in microseconds since the epoch."""
+        return round((self._epoch_s + (self._scanned_at or 0.0)) * 1e6)
 
     def look_again(self, now: float, elapsed: float | None) -> None:
         for gpu in self.gpus:

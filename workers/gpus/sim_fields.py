@@ -1,6 +1,5 @@
 """The batch of the simulated library: many values of one GPU in one call, each with its own answer."""
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -35,16 +34,17 @@ def symbols(handles: Handles) -> dict[str, Symbol]:
     table = counters() | gauges() | link_fields()
 
     def field_values(handle: Any, count: Any, out: Any) -> None:
-        gpu, values, now_us = handles.gpu(handle), behind(out), time.time_ns() // 1000
+        gpu, values = handles.gpu(handle), behind(out)
+        sampled_us = handles.machine.sampled_us
         for place in range(plain(count)):
-            answer(gpu, values[place], table, now_us)
+            answer(gpu, values[place], table, sampled_us)
 
     return {"nvmlDeviceGetFieldValues": field_values}
 
 
-def answer(gpu: Gpu, value: Any, table: dict[int, tuple[int, Getter]], now_us: int) -> None:
+def answer(gpu: Gpu, value: Any, table: dict[int, tuple[int, Getter]], sampled_us: int) -> None:
     field = value.fieldId
-    value.timestamp = now_us
+    value.timestamp = sampled_us
     known = None if field in gpu.condition.hidden_fields else table.get(field)
     if known is None:
         value.nvmlReturn = NOT_SUPPORTED
