@@ -45,11 +45,8 @@ def test_a_geforce_has_no_ecc_and_no_nvlink_and_never_a_zero_for_them(make_desk:
     assert reading.fan_percent is not None
 
 
-def test_busy_gpus_of_one_job_move_bytes_and_idle_ones_none(
-    make_desk: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_busy_gpus_of_one_job_move_bytes_and_idle_ones_none(make_desk: Make) -> None:
     desk = make_desk("DGX-H100-8")
-    monkeypatch.setattr("workers.gpus.sim_fields.time", SimpleNamespace(time_ns=lambda: round(desk.now * 1e9)))
     assert desk.reading(desk.uuid(0)).missing["nvlink_received_bytes_per_s"] == "first_sample"
     for second in range(3):
         desk.hold(*(holder(40 + index, desk.uuid(index), cpu_ticks=100 * second, team="job") for index in (0, 1)))
