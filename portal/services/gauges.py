@@ -27,6 +27,7 @@ OWN_AGAIN_S = 1.0  # at most so often, for one that is not known
 PROCESSES_MOST = 64
 NUMBER_MOST = 2.0**53  # what a browser can count to
 ROWS_PER_INSERT = 500
+GPUS_PER_UPDATE = 2000
 LIVE_FIELDS = ("utilization_percent", "memory_used_bytes", "power_mw", "temperature_c")
 NUMBERS = tuple(
     name for name in GpuReading.__struct_fields__ if name not in {"uuid", "at", "processes", "missing", *raw.FIELDS}
@@ -34,7 +35,7 @@ NUMBERS = tuple(
 
 WRITE_LATEST = """
     UPDATE portal_gpu SET latest = fresh.latest
-    FROM unnest(%s::text[], %s::bigint[], %s::jsonb[]) AS fresh (uuid, node_id, latest)
+    FROM jsonb_to_recordset(%s::jsonb) AS fresh (uuid text, node_id bigint, latest jsonb)
     WHERE portal_gpu.uuid = fresh.uuid AND portal_gpu.node_id = fresh.node_id
     RETURNING portal_gpu.uuid
 """
@@ -96,8 +97,8 @@ class Board:
             if self._owners.owns(each.node.pk, uuid)
         ]
         self._gpus = len(newest)
-        if newest:
-            show(newest)
+        for begin in range(0, len(newest), GPUS_PER_UPDATE):
+            show(newest[begin : begin + GPUS_PER_UPDATE])
 
     def _store(self, gauges: Sequence[Gauges], now: float) -> None:
         blocks = []
@@ -151,11 +152,9 @@ def show(newest: list[tuple[int, GpuReading]]) -> None:
 
 def write_latest(newest: list[tuple[int, dict[str, Any]]]) -> set[str]:
     """In one statement, however many they are. -> those that are of the node that speaks of them."""
-    uuids = [latest["uuid"] for _, latest in newest]
-    nodes = [node_id for node_id, _ in newest]
-    texts = [encode_json(latest).decode() for _, latest in newest]
+    rows = [{"uuid": latest["uuid"], "node_id": node_id, "latest": latest} for node_id, latest in newest]
     with transaction.atomic(), connection.cursor() as cursor:
-        cursor.execute(WRITE_LATEST, [uuids, nodes, texts])
+        cursor.execute(WRITE_LATEST, [encode_json(rows).decode()])
         return {uuid for (uuid,) in cursor.fetchall()}
 
 

@@ -29,6 +29,9 @@ SOCKET_TIMEOUT_S = 5.0
 NODES_EVERY_S = 2.0
 ENTRIES_PER_ROUND = 512  # shared out among the nodes, so that memory does not grow with their number
 ENTRIES_LEAST = 16
+PAUSE_PER_STREAM_S = 0.0002  # between two rounds: none to speak of with ten nodes, a fifth of a second with a thousand
+PAUSE_LEAST_S = 0.005
+PAUSE_MOST_S = 0.2
 PUBLISH_EVERY_S = 0.5
 CAP_EVERY_S = 10.0
 STREAM_CAP = 20_000
@@ -103,7 +106,7 @@ class Ingest:
         self._lines: dict[bytes, Line] = {}
         self._picture = Picture()
         self._board = Board()
-        self._nodes_at = self._capped_at = self._alive_at = 0.0
+        self._nodes_at = self._capped_at = self._alive_at = self._read_at = 0.0
         self._backlog = True  # entries that were delivered to us before and never acknowledged
         self._lag_s = 0.0
 
@@ -133,9 +136,15 @@ class Ingest:
         """One round: read, apply, commit, acknowledge, tell. -> entries taken."""
         self._find_nodes()
         taken = 0
-        for key, entries in self._read(block_s):
-            taken += len(entries)
-            self._take(key, entries)
+        done: dict[bytes, list[bytes]] = {}
+        try:
+            for key, entries in self._read(block_s):
+                taken += len(entries)
+                self._take(key, entries)
+                done[key] = [entry_id for entry_id, _ in entries]
+        finally:
+            if done:
+                self._acknowledge(done)
         if self._backlog and not taken:
             self._backlog = False
         self._flush_gauges()
@@ -188,6 +197,7 @@ class Ingest:
         since = "0" if self._backlog else ">"
         block_ms = None if self._backlog else max(1, int(min(block_s, self._until_due_s()) * 1000))
         count = max(ENTRIES_LEAST, ENTRIES_PER_ROUND // len(self._lines))
+        self._pace()
         try:
             reply: Any = self._redis.xreadgroup(
                 INGEST_GROUP, CONSUMER, dict.fromkeys(self._lines, since), count=count, block=block_ms
@@ -200,19 +210,26 @@ class Ingest:
             return []
         return [(key, [entry_of(*pair) for pair in entries]) for key, entries in reply or [] if entries]
 
+    def _pace(self) -> None:
+        """Asking costs as much as there are streams, so the more there are the more entries should wait in them."""
+        pause_s = self._read_at + min(PAUSE_MOST_S, len(self._lines) * PAUSE_PER_STREAM_S) - time.monotonic()
+        if pause_s > PAUSE_LEAST_S:
+            time.sleep(pause_s)
+        self._read_at = time.monotonic()
+
     def _take(self, key: bytes, entries: list[Entry]) -> None:
         line = self._lines[key]
         outcome = line.intake.take(entries)
-        self._acknowledge(key, [entry_id for entry_id, _ in entries])
         self._lag_s = max(self._lag_s, time.time() - int(entries[0][0].split(b"-")[0]) / 1000)
         line.owed |= outcome.progress
         if outcome.urgent:
             self._tell(line)
 
-    def _acknowledge(self, key: bytes, ids: list[bytes]) -> None:
+    def _acknowledge(self, done: dict[bytes, list[bytes]]) -> None:
         with self._redis.pipeline(transaction=False) as pipeline:
-            pipeline.xack(key, INGEST_GROUP, *ids)
-            pipeline.xdel(key, *ids)
+            for key, ids in done.items():
+                pipeline.xack(key, INGEST_GROUP, *ids)
+                pipeline.xdel(key, *ids)
             pipeline.execute()
 
     # --- besides ------------------------------------------------------------------------------------------------------
@@ -244,8 +261,11 @@ class Ingest:
         if time.monotonic() - self._capped_at < CAP_EVERY_S:
             return
         self._capped_at = time.monotonic()
-        for key, line in self._lines.items():
-            length: Any = self._redis.xlen(key)
+        with self._redis.pipeline(transaction=False) as pipeline:
+            for key in self._lines:
+                pipeline.xlen(key)
+            lengths = pipeline.execute()
+        for (key, line), length in zip(self._lines.items(), lengths, strict=True):
             if length > STREAM_CAP:
                 self._redis.xtrim(key, maxlen=STREAM_CAP, approximate=False)
                 sentence = f"{length} reports are waiting, more than {STREAM_CAP}; the oldest were dropped."

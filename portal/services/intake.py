@@ -12,7 +12,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
+import msgspec
 from django.conf import settings
 from django.db import DatabaseError, InterfaceError, connection, transaction
 
@@ -24,7 +26,7 @@ from portal.services.samples import READINGS_PER_REPORT
 from wire.hardware import Hardware, HealthEvent, OrderResult
 from wire.names import PORTAL
 from wire.reports import AttemptEvent, Heartbeat, Inventory, LogChunk, Rejected, Report, Telemetry
-from wire.signing import Action, Opener, Refused, decode
+from wire.signing import Action, Opener, Refused
 
 MAX_ENTRY_BYTES = 4 * 1024 * 1024
 HEARTBEAT_LIFETIME_S = 120.0  # an older one proves nothing about now, whoever put it into the stream
@@ -34,6 +36,7 @@ SET_ASIDE_MOST = 1000
 Entry = tuple[bytes, bytes | None]  # id, sealed report; None: trimmed away meanwhile
 InOrder = AttemptEvent | Inventory | Rejected | Hardware | HealthEvent | OrderResult
 
+decode_report = msgspec.msgpack.Decoder(Report).decode
 log = logging.getLogger(__name__)
 
 
@@ -53,8 +56,7 @@ class Outcome:
         self.urgent |= other.urgent
 
 
-@dataclass(frozen=True)
-class Received:
+class Received(NamedTuple):
     entry_id: bytes
     report: Report
     issued_at: float
@@ -69,6 +71,11 @@ class Sorted:
     heartbeat: Heartbeat | None = None
     telemetry: list[Telemetry] = field(default_factory=list)
     shares: dict[uuid.UUID, Share] = field(default_factory=dict)
+
+    @property
+    def is_to_store(self) -> bool:
+        """Telemetry alone, which is nearly everything that comes, needs no transaction of its own."""
+        return bool(self.chunks or self.in_order or self.heartbeat)
 
     def attempts(self) -> list[str]:
         of_events = [report.attempt for report in self.in_order if isinstance(report, AttemptEvent)]
@@ -133,11 +140,12 @@ class Intake:
             if len(sealed) > MAX_ENTRY_BYTES:
                 raise Refused("too_large", f"{len(sealed)} bytes, at most {MAX_ENTRY_BYTES} are accepted")
             envelope = self._opener.open(sealed)
-            report: Report = decode(envelope.body, Report)  # type: ignore[arg-type]
-            return Received(entry_id, report, envelope.issued_at)
+            return Received(entry_id, decode_report(envelope.body), envelope.issued_at)
         except Refused as refusal:
             self.complain("node.rejected", refusal.code, f"A report was not accepted: {refusal.message}")
-            return None
+        except msgspec.MsgspecError as error:
+            self.complain("node.rejected", "malformed", f"A report was not accepted: {error}")
+        return None
 
     def _apply_alone(self, one: Received) -> Outcome:
         try:
@@ -165,6 +173,13 @@ class Intake:
 
     def _apply(self, received: list[Received]) -> Outcome:
         batch = self._sort(received)
+        outcome = self._store(batch) if batch.is_to_store else Outcome()
+        for telemetry in batch.telemetry:
+            self.gauges.add(telemetry.readings[:READINGS_PER_REPORT])
+            self.judge.add(telemetry.readings[:READINGS_PER_REPORT])
+        return outcome
+
+    def _store(self, batch: Sorted) -> Outcome:
         batch.shares = own_shares(self.node, batch.attempts())
         chunks = [chunk for chunk in batch.chunks if self._is_own(chunk, batch)]
         written = logs.write(chunk for chunk in chunks if batch.share(chunk).forgotten_at is None)
@@ -175,9 +190,6 @@ class Intake:
             outcome.urgent |= forget_whole(grown, batch.shares)
             tell_of_logs(grown, batch.shares)
         self._complain_of_chunks(written.refused)
-        for telemetry in batch.telemetry:
-            self.gauges.add(telemetry.readings[:READINGS_PER_REPORT])
-            self.judge.add(telemetry.readings[:READINGS_PER_REPORT])
         return outcome
 
     def _sort(self, received: list[Received]) -> Sorted:
