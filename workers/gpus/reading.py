@@ -26,6 +26,9 @@ from workers.gpus.owners import Owners
 from workers.gpus.symptoms import Symptoms
 
 LIST_EVERY_S = 30.0
+LIST_SOON_S = 2.0
+"""After a GPU fell silent; each time it still is, the next look is twice as far away."""
+
 TELL_DETAILS_EVERY_S = 30.0
 AGAIN_AFTER_S = 30.0
 LOOK_EVERY_S = 0.1
@@ -79,6 +82,7 @@ class Reading:
         self._symptoms = Symptoms()
         self._gpus = GpuList()
         self._silent: set[str] = set()
+        self._list_after_s = LIST_EVERY_S
         self._details = News()
         self._listed_at = self._details_at = float("-inf")
         self._call = Call(0, None)
@@ -122,7 +126,9 @@ class Reading:
     def _list_if_due(self, readings: list[GpuReading], now: float) -> None:
         """First of all when a GPU fell silent: if it is the driver that has gone, then no GPU is to blame."""
         silent = {reading.uuid for reading in readings if "gpu" in reading.missing}
-        if silent != self._silent or now - self._listed_at >= LIST_EVERY_S:
+        changed = silent != self._silent
+        if changed or now - self._listed_at >= self._list_after_s:
+            self._list_after_s = LIST_SOON_S if changed and silent else min(2 * self._list_after_s, LIST_EVERY_S)
             self._silent = silent
             self._within(self._pace.start_deadline_s, self._driver.renew)
             self._list(self._pace.deadline_s)
