@@ -21,6 +21,9 @@ VIRTUAL = {pynvml.NVML_GPU_VIRTUALIZATION_MODE_PASSTHROUGH: "passthrough",
            pynvml.NVML_GPU_VIRTUALIZATION_MODE_VGPU: "vgpu"}
 LEVELS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 SWITCH = "switch"
+NVLINK_GENERATIONS = {1: 1, 2: 2, 3: 2, 4: 3, 5: 3, 6: 4, 7: 5, 8: 6}
+"""By NVML's numbering of versions, in which 2.2 and 3.1 have numbers of their own."""
+
 REMOTE_KINDS = {pynvml.NVML_NVLINK_DEVICE_TYPE_GPU: "gpu", pynvml.NVML_NVLINK_DEVICE_TYPE_IBMNPU: "cpu",
                 pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH: SWITCH}
 NODE_WORDS = 4  # of 64 NUMA nodes each
@@ -150,7 +153,8 @@ def nvlinks_of(handle: Any) -> list[NvLink]:
         peer = probe("peer", partial(pynvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, number))
         links.append(NvLink(
             link=number, active=None if active is None else bool(active),
-            version=probe("version", partial(pynvml.nvmlDeviceGetNvLinkVersion, handle, number)),
+            version=NVLINK_GENERATIONS.get(
+                probe("version", partial(pynvml.nvmlDeviceGetNvLinkVersion, handle, number)) or 0),
             remote_kind=None if kind is None else REMOTE_KINDS.get(kind),
             remote_pci_bus_id=bus_id(peer) if peer else None,
         ))
