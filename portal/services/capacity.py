@@ -5,7 +5,7 @@ from typing import Any
 
 from django.db.models import Count, Exists, OuterRef, Subquery
 
-from portal.models import Allocation, Gpu, Node, Share
+from portal.models import Allocation, Gpu, Health, Node, Share
 from portal.scheduler.snapshot import GpuView, NodeView
 from wire.states import ATTEMPT_ENDED, GpuState, NodeState
 
@@ -23,7 +23,8 @@ def node_views() -> Iterator[NodeView]:
     by_node = gpu_views()
     still_open = Share.objects.filter(node=OuterRef("pk"), forgotten_at=None).exclude(state__in=ENDED)
     open_shares = still_open.order_by().values("node").annotate(count=Count("pk")).values("count")
-    nodes = Node.objects.annotate(open_shares=Subquery(open_shares)).only(*NODE_COLUMNS)
+    full = Health.objects.filter(node=OuterRef("pk"), kind="disk", resolved_at=None)
+    nodes = Node.objects.annotate(open_shares=Subquery(open_shares), full=Exists(full)).only(*NODE_COLUMNS)
     for node in nodes.order_by("name"):
         yield NodeView(
             name=node.name,
@@ -62,4 +63,6 @@ def unavailable(node: Node) -> str:
     """-> why it gets no new work, or nothing."""
     if not node.schedulable:
         return "cordoned"
+    if getattr(node, "full", False):
+        return "short of disk space"
     return "" if node.state == NodeState.READY else str(node.state)

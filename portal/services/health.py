@@ -24,6 +24,7 @@ ABOUT = timedelta(seconds=2)
 """Between the clocks of a node and the portal, when asking who held a GPU."""
 
 LISTED_MOST = 200
+SPOOL_LEAST_BYTES = 256 * 1024**2  # as the check before a start has it
 
 
 @transaction.atomic
@@ -98,6 +99,21 @@ def answers_again(gpu: Gpu) -> bool:
 def driver_works(node: Node) -> None:
     """Its newest inventory has nothing to complain about."""
     resolve(Health.objects.filter(node=node, gpu=None, kind__in=("driver", "hang"), resolved_at=None))
+
+
+def watch_disks() -> int:
+    """Nodes whose newest heartbeat says that there is no room for another run, and those that have it again."""
+    short = Node.objects.filter(heartbeat__spool_free_bytes__lt=SPOOL_LEAST_BYTES)
+    known = Health.objects.filter(kind="disk", resolved_at=None)
+    changed = resolve(known.exclude(node__in=short))
+    for node in short.exclude(pk__in=known.values("node")):
+        free_mib = node.heartbeat["spool_free_bytes"] / 1024**2
+        message = f"{node.name} has {free_mib:.0f} MiB left on the disk of its runs; it gets no new work."
+        open_finding(node, "disk", message, key=f"disk/{timezone.now().timestamp():.3f}", source="heartbeat")
+        changed += 1
+    if changed:
+        scheduling.wake()
+    return changed
 
 
 def open_finding(subject: Gpu | Node, kind: str, message: str, *, key: str, actor: User | None = None,

@@ -98,7 +98,7 @@ def sweep(listening_since: datetime | None = None) -> int:
         state = contact(now - heard)
         if state not in (NodeState.READY, node.state):
             changed += note_silence(node, state)
-    return changed
+    return changed + health.watch_disks()
 
 
 def assert_broker_users() -> int:

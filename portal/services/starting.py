@@ -13,7 +13,7 @@ from portal.scheduler.decisions import Placement, Start
 from portal.services import desired, specs, transitions
 from portal.services.transitions import Conflict
 from wire.desired import GpuSlot, Launch
-from wire.states import NodeState
+from wire.states import GpuState, NodeState
 
 FIRST_PORT, PORTS = 20_000, 10_000
 """Where the ranks of several nodes meet. Below the range that the kernel gives to outgoing connections."""
@@ -72,9 +72,9 @@ def taken(placements: tuple[Placement, ...]) -> tuple[dict[str, Node], dict[str,
     uuids = [uuid for placement in placements for uuid in placement.gpus]
     ready = Node.objects.select_for_update().filter(name__in=names, schedulable=True, state=NodeState.READY)
     nodes = {node.name: node for node in ready.only("name", "hostname", "state", "desired_serial").order_by("name")}
-    cards = Gpu.objects.present().filter(uuid__in=uuids, node__in=nodes.values(), mig_enabled=False)
+    cards = Gpu.objects.filter(uuid__in=uuids, node__in=nodes.values(), mig_enabled=False, present=True)
     draining = Gpu.objects.filter(node=OuterRef("node"), uuid=OuterRef("parent_uuid")).exclude(draining="")
-    free = cards.filter(~Exists(draining), draining="").only("uuid", "index", "vendor", "node_id", "mig_profile")
+    free = cards.filter(~Exists(draining), draining="", state=GpuState.OK).only("uuid", "index", "vendor", "node_id", "mig_profile")
     gpus = {gpu.uuid: gpu for gpu in free}
     if len(nodes) < len(names) or len(gpus) < len(uuids):
         raise Conflict("a node or a GPU went away since the snapshot")

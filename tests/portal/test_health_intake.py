@@ -6,7 +6,10 @@ import pytest
 import redis
 
 from portal.models import Allocation, Attempt, Gpu, Health, Node
-from portal.services import attempts, ingest, jobs, scheduling
+from portal.scheduler.cycle import decide
+from portal.scheduler.decisions import Start
+from portal.services import attempts, ingest, jobs, nodes, scheduling, starting
+from portal.services.transitions import Conflict
 from tests.portal.conftest import Cast, make_node
 from tests.portal.orders import RUNNING, STARTING, event, fresh, report, submitted
 from tests.portal.upstream import Machine, drain, heartbeat
@@ -172,3 +175,28 @@ def test_a_gang_ends_together_when_one_node_refuses(cast: Cast) -> None:
     assert fresh(job).state == "waiting"
     assert Gpu.objects.get(pk=gpu.pk).state == "suspect"
     assert not Allocation.objects.filter(released_at=None).exists()
+
+
+def test_a_node_without_room_gets_no_work_until_it_has_room(cast: Cast) -> None:
+    node = make_node("n1", gpus=1)
+    job = submitted(cast.bob)
+    Node.objects.filter(pk=node.pk).update(heartbeat={"spool_free_bytes": 10 * 1024**2})
+    nodes.sweep()
+    nodes.sweep()
+    assert Health.objects.get().message == "n1 has 10 MiB left on the disk of its runs; it gets no new work."
+    assert scheduling.run_cycle().started == [] and "n1 is short of disk space" in fresh(job).hold_message
+    Node.objects.filter(pk=node.pk).update(heartbeat={"spool_free_bytes": 10 * 1024**3})
+    nodes.sweep()
+    assert scheduling.run_cycle().started == [job.pk]
+
+
+def test_a_gpu_that_was_fenced_since_the_snapshot_is_not_given_away(cast: Cast) -> None:
+    node = make_node(gpus=1)
+    job = submitted(cast.bob)
+    waiting = {job.pk: fresh(job)}
+    (decision,) = decide(scheduling.snapshot(waiting), time.time())
+    assert isinstance(decision, Start)
+    Gpu.objects.update(state="suspect")
+    with pytest.raises(Conflict):
+        starting.start(decision)
+    assert fresh(job).state == "waiting" and node.gpus.get().state == "suspect"
