@@ -28,7 +28,7 @@ def asked(needs: Needs) -> str:
 def kind_word(needs: Needs, count: int) -> str:
     if needs.mig:
         cards = f" of {model_words(needs)}" if needs.models else ""
-        return f"{needs.mig} {'slice' if count == 1 else 'slices'}{cards}"
+        return f"{'slice' if count == 1 else 'slices'} {needs.mig}{cards}"
     if not needs.models:
         return "GPU" if count == 1 else "GPUs"
     return model_words(needs)

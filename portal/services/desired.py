@@ -94,7 +94,7 @@ def compose(node: Node) -> Desired:
 def orders_for(node: Node) -> list[Order]:
     """About its hardware: what it was given and has not answered to the end."""
     rows = HardwareOrder.objects.filter(node=node, state__in=WITH_THE_NODE).order_by("requested_at")
-    return [msgspec.convert(order, Order) for order in rows.values_list("order", flat=True)]  # type: ignore[arg-type]
+    return [msgspec.convert(order, Order) for order in rows.values_list("order", flat=True)]
 
 
 def spoken_of(node: Node) -> Q:

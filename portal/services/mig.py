@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from uuid import UUID
 
 from django.db import IntegrityError, transaction
 from django.utils import timezone
@@ -150,7 +151,7 @@ def drain(gpu: Gpu, reason: str) -> None:
 # --- the steps of an open order ---------------------------------------------------------------------------------------
 
 
-def looked_at(key: object) -> bool:
+def looked_at(key: UUID) -> bool:
     """A change that cannot be followed must keep neither the others nor the scheduler from going on."""
     try:
         return on_deadlock(partial(advance_one, key))
@@ -160,7 +161,7 @@ def looked_at(key: object) -> bool:
 
 
 @transaction.atomic
-def advance_one(key: object) -> bool:
+def advance_one(key: UUID) -> bool:
     rows = HardwareOrder.objects.select_for_update(of=("self",), skip_locked=True).select_related("gpu", "node")
     order = rows.filter(pk=key, finished_at=None).first()
     if order is None or order.gpu is None:

@@ -1,6 +1,7 @@
 """Orders to a node about its hardware: given, taken back, answered. `desired.orders_for` is what the node reads."""
 
 from typing import Any
+from uuid import UUID
 
 import msgspec
 from django.db import transaction
@@ -23,7 +24,9 @@ SAME_PROCESS_WITHIN_S = 2.0
 def result(node: Node, report: OrderResult) -> bool:
     """What the node says of an order. A repeat, or an answer to what nobody waits for, changes nothing."""
     state = ANSWERS.get(report.state)
-    order = locked(report.id, node) if state is not None and desired.is_uuid(report.id) else None
+    if state is None or not desired.is_uuid(report.id):
+        return False
+    order = locked(UUID(report.id), node)
     if order is None or order.state not in desired.WITH_THE_NODE or order.state == state:
         return False
     now, message = timezone.now(), storable(report.message, 400)
@@ -111,7 +114,7 @@ def wire_form(order: Order) -> Any:
 # --- helpers ----------------------------------------------------------------------------------------------------------
 
 
-def locked(key: object, node: Node) -> HardwareOrder | None:
+def locked(key: UUID, node: Node) -> HardwareOrder | None:
     rows = HardwareOrder.objects.select_for_update(of=("self",)).select_related("gpu", "node")
     return rows.filter(pk=key, node=node).first()
 

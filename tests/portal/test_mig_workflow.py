@@ -162,7 +162,7 @@ def test_a_job_asks_for_a_slice_and_sees_that_slice_alone(cast: Cast) -> None:
     assert Event.objects.get(job=small.job, to_state="starting").message == "On n1: slice 1g.10gb of GPU 0."
     held = submitted(cast.bob, resources=a_slice("1g.10gb"))
     scheduling.run_cycle()
-    assert fresh(held).hold_message == "Waiting for 1 1g.10gb slice. None is free."
+    assert fresh(held).hold_message == "Waiting for 1 slice 1g.10gb. None is free."
 
 
 def test_a_card_that_is_cut_is_not_given_out_whole(cast: Cast) -> None:
