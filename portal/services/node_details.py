@@ -12,13 +12,14 @@ from uuid import UUID
 from django.db.models import Q
 
 from portal.models import Attempt, Event, Gpu, HardwareOrder, Health, Job, Node, User
-from portal.services import link_matrix, orders, samples
+from portal.services import link_matrix, orders, samples, topology_drawing
 from portal.services.cells import Cell, cells
 from portal.services.errors import Problem
 from portal.services.gpu_facts import Fact, identity, live_facts
 from portal.services.link_matrix import LinkCell, NicRow
 from portal.services.mig_cards import MigCard, mig_cards
 from portal.services.samples import Series, Span
+from portal.services.topology_drawing import Drawing
 
 HEALTH_SHOWN = 40
 ORDERS_SHOWN = 6
@@ -84,6 +85,10 @@ class NodeDetail:
     @property
     def link_kinds(self) -> list[tuple[str, int, str]]:
         return link_matrix.link_kinds(self.node)
+
+    @property
+    def drawing(self) -> Drawing | None:
+        return topology_drawing.drawing(self.node, self.cells)
 
     @property
     def nics(self) -> list[NicRow]:
