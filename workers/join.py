@@ -21,8 +21,8 @@ def main(argv: list[str] | None = None) -> int:
         if options.config is None:
             print(make_key(options.state_dir).hex())
         else:
-            path = store(options.state_dir, options.node, read_answer(options.config), options.simulate,
-                         checked(options.fault, options.simulate))
+            faults = checked(options.fault, options.simulate)
+            path = store(options.state_dir, options.node, read_answer(options.config), options.simulate, faults)
             print(f"Wrote {path}. Start the node with {CONFIG_VARIABLE}={path} python -m workers.app", file=sys.stderr)
     except (SettingsError, OSError) as error:
         print(f"join: {error}", file=sys.stderr)
