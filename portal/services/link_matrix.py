@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+from portal.hardware import links
+from portal.hardware.links import End
 from portal.models import Node
 from portal.services.cells import Cell
 
@@ -24,6 +26,8 @@ class LinkCell:
     tone: int
     both_free: bool = False
     itself: bool = False
+    nominal_gbs: float | None = None  # both directions together, of the pair alone
+    words: str = ""
     why: str = ""  # if it is not known, or not there
 
 
@@ -43,8 +47,9 @@ class NicRow:
 def matrix(node: Node, cells: list[Cell]) -> list[tuple[Cell, list[LinkCell]]]:
     """A row per GPU: first the GPUs, then the network cards."""
     kinds = {frozenset((a, b)): str(kind) for a, b, kind in node.links}
+    ends = {cell.gpu.uuid: end_of(cell) for cell in cells}
     return [
-        (row, [link(row, column, kinds) for column in cells] + [nic_link(row, nic) for nic in node.nics])
+        (row, [link(row, column, kinds, ends) for column in cells] + [nic_link(row, nic) for nic in node.nics])
         for row in cells
     ]
 
@@ -63,13 +68,32 @@ def nics(node: Node, cells: list[Cell]) -> list[NicRow]:
 # --- helpers ----------------------------------------------------------------------------------------------------------
 
 
-def link(row: Cell, column: Cell, kinds: dict[frozenset[str], str]) -> LinkCell:
+def link(row: Cell, column: Cell, kinds: dict[frozenset[str], str], ends: dict[str, End]) -> LinkCell:
     if row.gpu.uuid == column.gpu.uuid:
         return LinkCell("", 0, itself=True)
     kind = kinds.get(frozenset((row.gpu.uuid, column.gpu.uuid)), "")
     if tone_of(kind) == 1 and (row.split or column.split):
         return LinkCell("", 0, why="MIG")  # slices of different cards do not reach each other
-    return LinkCell(kind, tone_of(kind), both_free=row.free and column.free)
+    joined = links.between(kind, ends[row.gpu.uuid], ends[column.gpu.uuid], row.node.nvswitch)
+    both_free = row.free and column.free
+    return LinkCell(kind, tone_of(kind), both_free, nominal_gbs=joined.nominal_gbs, words=joined.words)
+
+
+def end_of(cell: Cell) -> End:
+    """At its best: an idle GPU lowers the generation of its PCIe link to save power."""
+    told = cell.gpu.hardware
+    return End(
+        name=cell.gpu.name,
+        pci_bus_id=cell.gpu.pci_bus_id or None,
+        nvlink_version=cell.gpu.details.get("nvlink_version"),
+        pcie_generation=told.get("pcie_generation_max") or told.get("pcie_generation"),
+        pcie_width=told.get("pcie_width_max") or told.get("pcie_width"),
+        link_peers=tuple(
+            str(one["remote_pci_bus_id"])
+            for one in told.get("links") or []
+            if one.get("active") and one.get("remote_pci_bus_id")
+        ),
+    )
 
 
 def nic_link(row: Cell, nic: dict[str, Any]) -> LinkCell:

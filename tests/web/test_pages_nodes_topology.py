@@ -86,3 +86,22 @@ def test_nothing_known_is_said_and_not_drawn(cast: Cast, node: Node) -> None:
     assert "has not told how its GPUs are joined" in page(cast.bob, "/nodes/h1/")
     alone = make_node("h2", gpus=1)
     assert node_details.detail(cast.bob, alone).drawing is None
+
+
+def test_pairs_have_their_nominal_bandwidth_in_the_matrix(cast: Cast, node: Node) -> None:
+    node.gpus.update(name="NVIDIA H100 80GB HBM3")
+    row = node_details.detail(cast.bob, node).matrix[0][1]
+    assert (row[1].kind, row[1].nominal_gbs, row[1].both_free) == ("NV18", 900.0, True)
+    html = page(cast.bob, "/nodes/h1/")
+    assert "NV18<small>900</small>" in html and "18 NVLinks of generation 4 through NVSwitch" in html
+
+
+def test_a_pcie_pair_of_unknown_width_has_no_figure(cast: Cast, node: Node) -> None:
+    uuids = [gpu_uuid("h1", index) for index in range(2)]
+    Node.objects.filter(pk=node.pk).update(links=[[*uuids, "SYS"]])
+    cell = node_details.detail(cast.bob, Node.objects.get(pk=node.pk)).matrix[0][1][1]
+    assert cell.nominal_gbs is None and "has not told yet" in cell.words
+    told = {"pcie_generation": 1, "pcie_width": 16, "pcie_generation_max": 4, "pcie_width_max": 16}
+    node.gpus.update(hardware=told)
+    cell = node_details.detail(cast.bob, Node.objects.get(pk=node.pk)).matrix[0][1][1]
+    assert cell.nominal_gbs == 63.0
