@@ -90,6 +90,14 @@ def _secret(path: Path) -> str:
     return path.read_text()
 
 
+def _long_secret(key: str) -> str:
+    """Optional; a short one could be guessed."""
+    text = _env(key)
+    if text and len(text) < 16:
+        raise ImproperlyConfigured(f"{key} is too short: at least 16 characters, such as `openssl rand -hex 24` makes.")
+    return text
+
+
 # --- where things lie -------------------------------------------------------------------------------------------------
 STATE_DIR = Path(_env("GPUYARD_STATE_DIR", str(BASE_DIR / "var"))).resolve()
 LOG_ROOT = STATE_DIR / "logs"  # {attempt}/{stream}.log, written by ingest alone
@@ -114,6 +122,8 @@ DATA_UPLOAD_MAX_MEMORY_SIZE = MAX_BODY_BYTES
 DATA_UPLOAD_MAX_NUMBER_FIELDS = 500
 MAX_PENDING_JOBS_PER_USER = int(_number("GPUYARD_MAX_PENDING_JOBS_PER_USER", 10_000))
 PAGE_LIMIT = 200
+
+METRICS_TOKEN = _long_secret("GPUYARD_METRICS_TOKEN")  # for /metrics; an admin's token opens it as well
 
 # --- Django ------------------------------------------------------------------------------------------------------
 DEBUG = False
