@@ -7,10 +7,11 @@ import time
 
 import psutil
 
+from wire.hardware import Nic
 from wire.reports import GpuInfo, Heartbeat, Inventory, Telemetry
 from wire.signing import public_key_of
-from workers import inventory
-from workers.gpus import AUTO, SIMULATED, GpuList
+from workers import inventory, topology
+from workers.gpus import AUTO, SIMULATED, GpuList, sim_nics
 from workers.health import HardwareDesk, HealthOutbox, claim, located
 from workers.kernel_log import KernelLog
 from workers.logs import Shipper
@@ -59,7 +60,7 @@ class Agent:
                          Upward(self.events, self.logs, self.pulse, self.orders), self.rejections)
         self.kernel_log = KernelLog()
         self.health = HealthOutbox(settings.state_dir / "health.msgpack", self.publisher, self.pulse)
-        self.hardware = HardwareDesk(self.reader.hardware, list, self.publisher.send)
+        self.hardware = HardwareDesk(self.reader.hardware, self._nics, self.publisher.send)
         self.restarter = Restarter(settings.state_dir / "restarted_at")
         self.sync_loop = Loop("sync", self.sync_turn)
         self.watch_loop = Loop("watch", self.watch_turn)
@@ -142,6 +143,13 @@ class Agent:
         """What the driver listed last; never waits for it."""
         listed = self._desk.listed
         return (listed.infos, listed.problem) if listed else (None, None)
+
+    def _nics(self) -> list[Nic]:
+        listed = self.reader.inventory()
+        infos = listed.infos if listed else []
+        if self.settings.simulate:
+            return sim_nics.nics(self.settings.simulate, infos)
+        return topology.nics({info.uuid: info.pci_bus_id for info in infos})
 
     def _heartbeat(self) -> Heartbeat:
         memory = psutil.virtual_memory()

@@ -2,7 +2,7 @@
 
 from ninja import NinjaAPI
 
-from portal.api import gpus, health, jobs, logs, me, mig, nodes, problems
+from portal.api import gpus, health, jobs, logs, me, mig, nodes, problems, queries, topology
 from portal.api.auth import Credentials
 
 api = NinjaAPI(
@@ -18,6 +18,8 @@ api.add_router("/jobs", logs.router, tags=["logs"])
 api.add_router("/nodes", nodes.router, tags=["nodes"])
 api.add_router("/nodes", health.nodes, tags=["health"])
 api.add_router("/nodes", mig.router, tags=["mig"])
+api.add_router("/nodes", topology.router, tags=["nodes"])
 api.add_router("/gpus", gpus.router, tags=["gpus"])
 api.add_router("/gpus", health.gpus, tags=["health"])
 api.add_router("/me", me.router, tags=["me"])
+api.add_router("/metrics", queries.router, tags=["metrics"])
