@@ -94,8 +94,3 @@ class Gpu(models.Model):
 
     def __str__(self) -> str:
         return f"{self.node.name} GPU {self.index}"
-
-    @property
-    def in_sight(self) -> bool:
-        """The same as `GpuQuerySet.present` for one that is read already."""
-        return self.present or (not self.parent_uuid and self.state != GpuState.OK)

@@ -74,8 +74,8 @@ def taken(placements: tuple[Placement, ...]) -> tuple[dict[str, Node], dict[str,
     nodes = {node.name: node for node in ready.only("name", "hostname", "state", "desired_serial").order_by("name")}
     cards = Gpu.objects.filter(uuid__in=uuids, node__in=nodes.values(), mig_enabled=False, present=True)
     draining = Gpu.objects.filter(node=OuterRef("node"), uuid=OuterRef("parent_uuid")).exclude(draining="")
-    free = cards.filter(~Exists(draining), draining="", state=GpuState.OK).only("uuid", "index", "vendor", "node_id", "mig_profile")
-    gpus = {gpu.uuid: gpu for gpu in free}
+    free = cards.filter(~Exists(draining), draining="", state=GpuState.OK)
+    gpus = {gpu.uuid: gpu for gpu in free.only("uuid", "index", "vendor", "node_id", "mig_profile")}
     if len(nodes) < len(names) or len(gpus) < len(uuids):
         raise Conflict("a node or a GPU went away since the snapshot")
     return nodes, gpus

@@ -12,7 +12,7 @@ from allinone.options import Options
 from allinone.stack import Stack
 from allinone.terminal import Terminal
 from allinone.valkey import some_free_port
-from tests.system.yard import Yard
+from tests.system.yard import FAULTS, KERNEL_LOG, Yard
 
 
 @pytest.fixture(scope="session")
@@ -20,10 +20,14 @@ def _yard() -> Iterator[Yard]:
     # Not in pytest's own folder: that is closed to the account that PostgreSQL runs as when we are root.
     state_dir = Path(tempfile.mkdtemp(prefix="gpuyard-yard-"))
     state_dir.chmod(0o711)
+    (state_dir / KERNEL_LOG).touch()
     options = dataclasses.replace(Options.load({}), state_dir=state_dir, port=some_free_port())
     try:
-        with Stack(options, Terminal()) as stack:
-            yield Yard(stack)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("GPUYARD_SIM_FAULTS", str(state_dir / FAULTS))
+            patch.setenv("GPUYARD_KMSG", str(state_dir / KERNEL_LOG))
+            with Stack(options, Terminal()) as stack:
+                yield Yard(stack)
     finally:
         shutil.rmtree(state_dir, ignore_errors=True)
 

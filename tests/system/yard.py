@@ -17,6 +17,9 @@ from client.api import ENDED, Client
 
 T = TypeVar("T")
 
+FAULTS, KERNEL_LOG = "faults.json", "kernel_log"
+"""In the state directory: what the simulated driver is to suffer from, and what stands for /dev/kmsg."""
+
 # Prints numbered lines whose checksum tells a missing, doubled or torn one; flushes each.
 COUNTING = (
     "import sys, time, zlib\n"
