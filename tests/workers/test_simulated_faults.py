@@ -311,7 +311,7 @@ def reader(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Reader]:
     monkeypatch.setenv(STATE_VARIABLE, str(tmp_path / "simulated.json"))
     monkeypatch.setenv(SCRIPT_VARIABLE, "gpu3:lost@0s gpu4:hang@0s")
     reader = Reader("simulated", NODE, "scripted", interval_s=0.1, limits=Limits(
-        deadline_s=1.0, start_deadline_s=20.0, restart_delays_s=(0.05,), retry_silent_s=600.0))
+        deadline_s=1.0, start_deadline_s=4.0, restart_delays_s=(0.05,), retry_silent_s=600.0))
     reader.start()
     yield reader
     reader.stop()

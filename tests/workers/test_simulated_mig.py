@@ -279,6 +279,19 @@ def test_what_cannot_be_told_of_slices_is_not_supported(bench: Callable[..., Ben
     assert pynvml.nvmlDeviceGetPowerUsage(desk.gpu) > 0
 
 
+def test_a_slice_that_is_gone_leaves_a_hole_that_the_next_one_fills(bench: Callable[..., Bench]) -> None:
+    desk = bench("DGX-H100-8")
+    pynvml.nvmlDeviceSetMigMode(desk.gpu, 1)
+    computes = [desk.compute(desk.create("1g.10gb", start)) for start in range(3)]
+    pynvml.nvmlComputeInstanceDestroy(computes[1])
+    assert refusal(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, desk.gpu, 1) == pynvml.NVML_ERROR_NOT_FOUND
+    last = pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(desk.gpu, 2))
+    desk.compute(desk.create("3g.40gb", 4))
+    names = [pynvml.nvmlDeviceGetName(piece).rpartition(" MIG ")[2] for piece in desk.slices()]
+    assert names == ["1g.10gb", "3g.40gb", "1g.10gb"]
+    assert pynvml.nvmlDeviceGetUUID(desk.slices()[2]) == last
+
+
 def test_a_slice_is_found_by_both_forms_of_its_name(bench: Callable[..., Bench]) -> None:
     desk = bench("A100-2-MIG")
     desk.gpu = pynvml.nvmlDeviceGetHandleByIndex(1)
@@ -300,7 +313,7 @@ def test_slices_survive_the_process_that_made_them(bench: Callable[..., Bench], 
     before = [pynvml.nvmlDeviceGetUUID(piece) for piece in desk.slices()]
     again = bench("DGX-H100-8", state)
     assert [pynvml.nvmlDeviceGetUUID(piece) for piece in again.slices()] == before
-    assert [piece.profile for piece in again.machine.gpus[0].slices] == ["1g.10gb", "2c.3g.40gb"]
+    assert [piece.profile for piece in again.machine.gpus[0].slices] == ["2c.3g.40gb", "1g.10gb"]
     other = pynvml.nvmlDeviceGetHandleByIndex(1)
     assert pynvml.nvmlDeviceGetMigMode(other) == [0, 0]
 

@@ -49,8 +49,8 @@ class Slice:
     gpu: "Gpu"
     instance: int
     compute: int
-    position: int  # the index by which the driver lists it; there may be holes
     share: float  # of the board's compute
+    position: int = 0  # the index by which the driver lists it; there may be holes
     load: Load = field(default_factory=Load)
 
 
@@ -196,11 +196,16 @@ class Gpu:
             self.pcie_sent += through_pcie * EXCHANGE_SHARE
 
     def cut_anew(self) -> None:
-        """After a change of its instances."""
-        known = {piece.uuid: piece.load for piece in self.slices}
-        self.slices = sorted(self._pieces(), key=lambda piece: piece.position)
-        for piece in self.slices:
-            piece.load = known.get(piece.uuid, piece.load)
+        """After a change of its instances. What stays keeps its position, what is new takes the first that is free."""
+        known = {piece.uuid: piece for piece in self.slices}
+        wanted = {piece.uuid: piece for piece in self._pieces()}
+        kept = [known[uuid] for uuid in wanted if uuid in known]
+        taken = {piece.position for piece in kept}
+        for piece in (piece for uuid, piece in wanted.items() if uuid not in known):
+            piece.position = next(place for place in range(len(wanted)) if place not in taken)
+            taken.add(piece.position)
+            kept.append(piece)
+        self.slices = sorted(kept, key=lambda piece: piece.position)
 
     def _pieces(self) -> list[Slice]:
         slices = self.partition.table.slices if self.partition.table else 1
@@ -208,7 +213,7 @@ class Gpu:
             Slice(
                 uuid=f"MIG-{uuids.uuid5(NAMESPACE, f'{self.uuid}/{one.id}/{part.id}')}", profile=one.name_of(part),
                 memory_bytes=one.profile.memory_mib * MIB, gpu=self, instance=one.id, compute=part.id,
-                position=one.start + part.start, share=part.slices / slices,
+                share=part.slices / slices,
             )
             for one in self.partition.instances.values() for part in one.computes.values()
         ]
