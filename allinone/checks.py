@@ -14,6 +14,8 @@ from allinone.options import Options
 from allinone.valkey import is_free, some_free_port
 
 LEAST_FREE_BYTES = 1024**3
+AMD_VENDOR = "0x1002"
+COMPUTE_CLASSES = ("0x0302", "0x0380", "0x1200")
 NEEDED = ("django", "celery", "uvicorn", "redis", "psycopg", "msgspec", "pynvml", "psutil")
 
 
@@ -89,3 +91,16 @@ def holder(text: str) -> str:
 
 def has_nvidia_gpus(proc: Path = Path("/proc/driver/nvidia/gpus"), dev: Path = Path("/dev")) -> bool:
     return any(proc.glob("*")) or any(path.name[6:].isdigit() for path in dev.glob("nvidia*"))
+
+
+def has_amd_gpus(pci_devices: Path = Path("/sys/bus/pci/devices")) -> bool:
+    """Cards that compute: the graphics of a processor are no reason not to simulate some."""
+    return any(text_of(card / "vendor") == AMD_VENDOR and text_of(card / "class")[:6] in COMPUTE_CLASSES
+               for card in pci_devices.glob("*"))  # fmt: skip
+
+
+def text_of(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

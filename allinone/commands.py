@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
-from allinone.checks import has_nvidia_gpus
+from allinone.checks import has_amd_gpus, has_nvidia_gpus
 from allinone.children import Child
 from allinone.faults import Fault, disk_errors_named
 from allinone.options import CHECKOUT, SIMULATED, Options
@@ -117,7 +117,7 @@ class Commands:
 
     def topology(self) -> str:
         """The simulated machine, or nothing where real GPUs are."""
-        return self.options.simulate or ("" if has_nvidia_gpus() else SIMULATED)
+        return self.options.simulate or ("" if has_nvidia_gpus() or has_amd_gpus() else SIMULATED)
 
     @property
     def node_dir(self) -> Path:

@@ -133,6 +133,17 @@ def test_nvidia_gpus_are_recognised_by_their_devices(tmp_path: Path) -> None:
     assert checks.has_nvidia_gpus(tmp_path / "none", tmp_path)
 
 
+@pytest.mark.parametrize(("card", "counts"), [
+    ("0x1002 0x120000", True), ("0x1002 0x038000", True), ("0x1002 0x030000", False), ("0x10de 0x030200", False)])
+def test_amd_gpus_are_recognised_by_what_they_are_on_the_bus(tmp_path: Path, card: str, counts: bool) -> None:
+    vendor, kind = card.split()
+    (tmp_path / "0000:01:00.0").mkdir()
+    (tmp_path / "0000:01:00.0" / "vendor").write_text(vendor + "\n")
+    (tmp_path / "0000:01:00.0" / "class").write_text(kind + "\n")
+    assert checks.has_amd_gpus(tmp_path) is counts
+    assert not checks.has_amd_gpus(tmp_path / "none")
+
+
 def test_assets_are_fingerprinted_by_what_they_are_made_of(tmp_path: Path) -> None:
     for name in assets.INPUTS:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
