@@ -45,7 +45,7 @@ class GpuInfo(msgspec.Struct, kw_only=True):
 
 
 class Link(msgspec.Struct, frozen=True):
-    """How two GPUs are joined: `kind` is NV<n>, PIX, PXB, PHB, NODE or SYS."""
+    """How two GPUs are joined: `kind` is NV<n>, XGMI, PIX, PXB, PHB, NODE or SYS."""
 
     a: str
     b: str

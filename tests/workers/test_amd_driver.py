@@ -10,7 +10,7 @@ from wire.reports import GpuReading
 from workers.gpus import DriverUnavailable, GpuDriver, GpuList, OrderFailed, load, simulated_amd
 from workers.gpus.amd_boards import AMD_CATALOGUE
 from workers.gpus.amd_details import OTHER_DIE, ranges
-from workers.gpus.amd_readings import FIRST_READING
+from workers.gpus.amd_readings import FIRST_SAMPLE
 from workers.gpus.amdsmi import AmdSmiDriver
 from workers.gpus.faults import Delay, Fault, Faults, Return, Text
 from workers.gpus.holders import Holder
@@ -124,7 +124,7 @@ def test_a_quiet_mi300x_tells_everything_it_has(desk: Callable[[str], Desk]) -> 
     bench = desk("MI300X-8")
     bench.listed()
     first = bench.reading(2)
-    assert {name for name, reason in first.missing.items() if reason == FIRST_READING} == {
+    assert {name for name, reason in first.missing.items() if reason == FIRST_SAMPLE} == {
         "nvlink_received_bytes_per_s", "nvlink_transmitted_bytes_per_s", "throttle_reasons"}
     bench.now += 1.0
     reading = bench.reading(2)
@@ -201,7 +201,8 @@ def test_a_counter_that_begins_anew_gives_no_rate(desk: Callable[[str], Desk]) -
     bench.machine.gpus[0].link_kib = [0.0] * 7
     bench.now += 1.0
     reading = bench.reading(0)
-    assert reading.nvlink_received_bytes_per_s is None and "nvlink_received_bytes_per_s" in reading.missing
+    assert reading.nvlink_received_bytes_per_s is None
+    assert reading.missing["nvlink_received_bytes_per_s"] == "counter_reset"
 
 
 def test_power_of_a_card_with_two_dies_is_told_by_one_of_them(desk: Callable[[str], Desk]) -> None:
@@ -423,7 +424,7 @@ def test_an_impossible_pid_is_left_out_and_said(
     monkeypatch.setattr(answers, "get_gpu_process_list", lambda gpu: [*whole(gpu), {"pid": pid, "mem": 5}])
     reading = bench.reading(0)
     assert [one.pid for one in reading.processes or []] == [77]
-    assert reading.missing["processes"] == "error:impossible_pids"
+    assert reading.missing["processes"] == "unreliable"
 
 
 @pytest.mark.parametrize(("code", "words"), [

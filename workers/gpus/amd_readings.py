@@ -14,7 +14,7 @@ from workers.gpus.amd_library import GONE, LOST, NOT_SUPPORTED, Probe, largest, 
 KIB = 1 << 10
 MAX_PID = 1 << 22  # the kernel's own limit
 ECC_EVERY_S = 10.0
-FIRST_READING = "no earlier reading"
+FIRST_SAMPLE, COUNTER_RESET, UNRELIABLE = "first_sample", "counter_reset", "unreliable"
 
 # The bits by which the portal knows why clocks are held back.
 POWER_CAP, HARDWARE_SLOWDOWN, THERMAL, HARDWARE_THERMAL = 0x4, 0x8, 0x20, 0x40
@@ -74,6 +74,12 @@ class Passed:
         if not any(name in self.gained for name in HELD_BACK):
             return None
         return sum(set(told))
+
+    def reason(self, name: str) -> str:
+        """Why there is no rate."""
+        if name not in self.known:
+            return NOT_SUPPORTED
+        return FIRST_SAMPLE if self.elapsed_s is None else COUNTER_RESET
 
     def per_second(self, name: str) -> float | None:
         gained = self.gained.get(name)
@@ -175,18 +181,17 @@ def fan_percent(smi: Any, handle: Any) -> float | None:
 
 
 def add_counters(meter: Meter, at: float, metrics: Metrics, reading: GpuReading, probe: Probe) -> None:
-    first = meter.at is None
     passed = meter.advance(at, metrics)
     for name, counter in XGMI.items():
         kib = passed.per_second(counter)
         setattr(reading, name, None if kib is None else kib * KIB)
         if kib is None:
-            probe.missing[name] = FIRST_READING if counter in passed.known else NOT_SUPPORTED
+            probe.missing[name] = passed.reason(counter)
     if TIME_BASE in passed.known:
         reading.power_violation_ns, reading.thermal_violation_ns = round(meter.power_ns), round(meter.thermal_ns)
         reading.throttle_reasons = passed.reasons()
         if reading.throttle_reasons is None:
-            probe.missing["throttle_reasons"] = FIRST_READING if first else NOT_SUPPORTED
+            probe.missing["throttle_reasons"] = passed.reason("ppt_residency_acc")
         return
     probe.missing.update(power_violation_ns=NOT_SUPPORTED, thermal_violation_ns=NOT_SUPPORTED)
     reading.throttle_reasons = probe("throttle_reasons", lambda: held_back(metrics))
@@ -220,7 +225,7 @@ def processes_on(smi: Any, handle: Any, probe: Probe) -> list[GpuProcess] | None
         return None
     sound = {pid: one for one in found if (pid := whole(one.get("pid"), 32)) is not None and 0 < pid <= MAX_PID}
     if len(sound) < len({one.get("pid") for one in found}):
-        probe.missing["processes"] = "error:impossible_pids"
+        probe.missing["processes"] = UNRELIABLE
     return [GpuProcess(pid=pid, memory_used_bytes=process_bytes(one)) for pid, one in sorted(sound.items())]
 
 
