@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from django.db import transaction
 from django.utils import timezone
@@ -160,7 +161,7 @@ class Judge:
             return
         now = timezone.now()
         key = f"{one.identity}/{uuid}/{now.timestamp():.3f}"
-        level = {"severity": foreign.severity()} if one.kind == "foreign" else {}
+        level: dict[str, Any] = {"severity": foreign.severity()} if one.kind == "foreign" else {}
         row = health.open_finding(gpu, one.kind, reason_of(gpu, one), key=key, at=now, source="readings",
                                   **level)  # fmt: skip
         self._picture.note(uuid, one.identity, row.pk)

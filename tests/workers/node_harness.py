@@ -20,7 +20,8 @@ import redis
 
 from wire import names, signing
 from wire.desired import Acknowledged, Desired, HintBody, Launch, Stop
-from wire.reports import AttemptEvent, Heartbeat, Inventory, LogChunk, Rejected, Report, Telemetry
+from wire.hardware import Hardware, HealthEvent
+from wire.reports import AttemptEvent, GpuReading, Heartbeat, Inventory, LogChunk, Rejected, Report, Telemetry
 from wire.signing import Action, Opener, Signer
 from wire.states import ATTEMPT_ENDED, AttemptState
 from workers import join
@@ -104,6 +105,9 @@ class MiniPortal:
         self.inventories: list[Inventory] = []
         self.rejected: list[Rejected] = []
         self.readings = 0
+        self.newest: dict[str, GpuReading] = {}
+        self.health: list[HealthEvent] = []
+        self.hardware: list[Hardware] = []
         self._may_read, self._paused = threading.Event(), threading.Event()
         self._may_read.set()
         self._cursor = b"0"
@@ -259,6 +263,11 @@ class MiniPortal:
                 self.digest = report.digest
             case Telemetry():
                 self.readings += len(report.readings)
+                self.newest |= {reading.uuid: reading for reading in report.readings}
+            case HealthEvent():
+                self.health.append(report)
+            case Hardware():
+                self.hardware.append(report)
             case Rejected():
                 self.rejected.append(report)
 
