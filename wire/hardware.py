@@ -98,10 +98,11 @@ class HealthEvent(msgspec.Struct, kw_only=True, tag="health"):
 
     at: float
     key: str
-    kind: str  # xid | sxid | ecc | row_remap | throttle | lost | hang | slow_link | link_down | driver | back
+    # xid | sxid | ecc | row_remap | throttle | lost | hang | slow_link | link_down | recovery | driver | back
+    kind: str
     gpu_uuid: str | None = None
     pci_bus_id: str | None = None
-    code: int | None = None  # the Xid
+    code: int | None = None  # the Xid, or the recovery action
     message: str = ""
     source: str = ""  # nvml | kernel_log | reader
     count: int = 1  # how often it happened so far: a storm is one event whose count grows

@@ -10,6 +10,7 @@ import msgspec
 
 from wire.reports import Inventory
 from workers.gpus import GpuList
+from workers.gpus.procfs import memory_total_bytes
 
 NO_ANSWER = "The GPU reader has not answered yet."
 
@@ -44,13 +45,6 @@ def digest_of(inventory: Inventory) -> str:
 
 def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
-def memory_total_bytes() -> int | None:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemTotal:"):
-            return int(line.split()[1]) * 1024
-    return None
 
 
 def agent_version() -> str:

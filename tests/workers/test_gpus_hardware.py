@@ -1,5 +1,6 @@
 """Slow-moving details and what a driver tells by itself, through the real binding."""
 
+import psutil
 import pynvml
 import pytest
 from desk import Make, holder, make_desk
@@ -50,6 +51,18 @@ def test_a_guest_knows_that_it_is_one(
     desk = make_desk("HGX-H100-4")
     monkeypatch.setattr(pynvml, "nvmlDeviceGetVirtualizationMode", lambda handle: mode)
     assert {info.virtual for info in desk.driver.enumerate().infos} == {word}
+
+
+def test_a_chip_without_memory_of_its_own_is_not_lost_for_that(make_desk: Make) -> None:
+    desk = make_desk("HGX-H100-4")
+    desk.faults = Faults(returns=[Return(symbol=f"nvmlDeviceGetMemoryInfo{version}", gpu=1,
+                                         code=pynvml.NVML_ERROR_NOT_SUPPORTED) for version in ("", "_v2")])
+    info = desk.driver.enumerate().infos[1]
+    assert info.memory_total_bytes == psutil.virtual_memory().total
+    assert info.missing["memory_total_bytes"] == "shared_with_host"
+    reading = desk.reading(desk.uuid(1))
+    assert reading.memory_used_bytes is None and reading.missing["memory_used_bytes"] == "not_supported"
+    assert "gpu" not in reading.missing and reading.power_mw is not None
 
 
 def test_one_broken_detail_hides_no_other(make_desk: Make) -> None:

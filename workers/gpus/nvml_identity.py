@@ -13,6 +13,7 @@ import pynvml
 
 from wire.hardware import NvLink
 from wire.reports import GpuInfo, Link
+from workers.gpus import procfs
 from workers.gpus.nvml_values import NOT_SUPPORTED, Probe, memory_calls, text
 
 ARCHITECTURES = {2: "kepler", 3: "maxwell", 4: "pascal", 5: "volta", 6: "turing", 7: "ampere", 8: "ada", 9: "hopper",
@@ -27,6 +28,7 @@ NVLINK_GENERATIONS = {1: 1, 2: 2, 3: 2, 4: 3, 5: 3, 6: 4, 7: 5, 8: 6}
 REMOTE_KINDS = {pynvml.NVML_NVLINK_DEVICE_TYPE_GPU: "gpu", pynvml.NVML_NVLINK_DEVICE_TYPE_IBMNPU: "cpu",
                 pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH: SWITCH}
 NODE_WORDS = 4  # of 64 NUMA nodes each
+SHARED = "shared_with_host"
 INVALID = f"error:{pynvml.NVML_ERROR_INVALID_ARGUMENT}"
 
 
@@ -53,13 +55,13 @@ class Device:
 def info_of(handle: Any, uuid: str, index: int) -> GpuInfo:
     probe = Probe()
     major_minor = probe("compute_capability", lambda: pynvml.nvmlDeviceGetCudaComputeCapability(handle))
-    memory = probe("memory_total_bytes", *memory_calls(handle))
+    memory_total_bytes = memory_of(handle, probe)
     mig_capable, mig_enabled = mig_facts(handle)
     info = GpuInfo(
         uuid=uuid, index=index, vendor="nvidia",
         name=probe("name", lambda: text(pynvml.nvmlDeviceGetName, handle)) or "NVIDIA GPU",
         pci_bus_id=probe("pci_bus_id", lambda: bus_id(pynvml.nvmlDeviceGetPciInfo(handle))),
-        memory_total_bytes=memory.total if memory else None,
+        memory_total_bytes=memory_total_bytes,
         compute_capability="{}.{}".format(*major_minor) if major_minor else None,
         architecture=probe("architecture", lambda: ARCHITECTURES.get(pynvml.nvmlDeviceGetArchitecture(handle))),
         serial=probe("serial", lambda: text(pynvml.nvmlDeviceGetSerial, handle)),
@@ -71,6 +73,17 @@ def info_of(handle: Any, uuid: str, index: int) -> GpuInfo:
         missing=probe.missing,
     )
     return msgspec.structs.replace(info, **limits_of(handle, probe))
+
+
+def memory_of(handle: Any, probe: Probe) -> int | None:
+    """A chip that shares the machine's memory has none of its own and refuses the question."""
+    memory = probe("memory_total_bytes", *memory_calls(handle))
+    if memory is not None:
+        return int(memory.total)
+    if probe.missing["memory_total_bytes"] != NOT_SUPPORTED:
+        return None
+    probe.missing["memory_total_bytes"] = SHARED
+    return procfs.memory_total_bytes()
 
 
 def mig_facts(handle: Any) -> tuple[bool | None, bool | None]:

@@ -92,6 +92,14 @@ def container(pid: int) -> str | None:
     return found[-1] if found else None
 
 
+def memory_total_bytes() -> int | None:
+    """Of the machine."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemTotal:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
 def uptime_s() -> float:
     return float(Path("/proc/uptime").read_text().split()[0])
 
