@@ -49,7 +49,7 @@ def test_a_matrix_agrees_with_itself(topology: str) -> None:
     assert all(len(node.link_ends(index, links)) == links for index in gpus)
 
 
-@pytest.mark.parametrize("topology", NODES)
+@pytest.mark.parametrize("topology", [name for name in NODES if not CATALOGUE.topologies[name].virtual])
 def test_an_idle_node_answers_everything_that_its_boards_have(make_desk: Make, topology: str) -> None:
     desk = make_desk(topology)
     desk.driver.read()
@@ -150,6 +150,18 @@ def test_a_board_for_desks_lets_its_link_rest(make_desk: Make) -> None:
     assert desk.hardware(0).pcie_generation == 1
     working(desk, (11, 0))
     assert desk.hardware(0).pcie_generation == 4
+
+
+def test_a_guest_with_a_virtual_gpu_is_told_little(make_desk: Make) -> None:
+    desk = make_desk("L40S-vGPU-1")
+    desk.hold(holder(5, desk.uuid(0)))
+    (info,), found = desk.gpus.infos, reading(desk, 0)
+    assert (info.virtual, info.name, info.serial) == ("vgpu", "NVIDIA L40S-48Q", None)
+    assert found.memory_used_bytes and [process.pid for process in found.processes or []] == [5]
+    hidden = ("utilization_percent", "power_mw", "temperature_c", "energy_mj", "encoder_percent")
+    assert [getattr(found, name) for name in hidden] == [None] * 5
+    assert {found.missing[name] for name in hidden} == {"not_supported"}
+    assert "gpu" not in found.missing and desk.driver.events() == []
 
 
 def test_cores_near_a_gpu_are_those_of_its_socket(make_desk: Make) -> None:

@@ -72,6 +72,7 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
     matrix: list[str]
     pcie: list[str]
     cpu_affinity: list[str] = []
+    virtual: bool = False  # a guest, with a part of a card
     mig: dict[str, list[str]] = {}  # GPU index -> profile@start, as the node is delivered
 
     def joined(self, a: int, b: int) -> str:

@@ -45,7 +45,7 @@ def symbols(handles: Handles) -> dict[str, Symbol]:
 def answer(gpu: Gpu, value: Any, table: dict[int, tuple[int, Getter]], sampled_us: int) -> None:
     field = value.fieldId
     value.timestamp = sampled_us
-    known = None if field in gpu.condition.hidden_fields else table.get(field)
+    known = None if field in gpu.condition.hidden_fields or field in gpu.hidden_fields else table.get(field)
     if known is None:
         value.nvmlReturn = NOT_SUPPORTED
         return

@@ -19,6 +19,9 @@ FEED_SHARE = 0.04
 EXCHANGE_SHARE = 0.3
 """Of a link that busy GPUs of one job use between them."""
 
+GUESTS_MISS = frozenset({74, 75, 82, 83, 185, 186, 187, 188, 189, 190, 197, 198, 230})
+"""Fields of power, temperature, energy and bytes: a guest with a virtual GPU is not told."""
+
 POWER_CAP_AT = 0.97
 THROTTLED_CLOCK, THROTTLED_POWER = 0.4, 0.55
 STUCK_SHARE = 0.6
@@ -90,6 +93,8 @@ class Gpu:
     link_ends: list[int | None]
     partition: Partition
     cpu_affinity: str = ""
+    hidden_fields: frozenset[int] = frozenset()
+    is_guest: bool = False
     slices: list[Slice] = field(default_factory=list)
     load: Load = field(default_factory=Load)
     peers: frozenset[int] = frozenset()  # busy GPUs of the same job
@@ -226,7 +231,8 @@ def new_gpu(topology: Topology, node: str, index: int) -> Gpu:
     gpu = Gpu(
         index, f"GPU-{name}", board, topology.numa[index], serial=str(name.int % 10**13).zfill(13),
         link_ends=topology.link_ends(index, board.nvlinks), partition=Partition(CATALOGUE.mig_table(board)),
-        cpu_affinity=affinity[index] if affinity else "", link_bytes=[0.0] * board.nvlinks,
+        cpu_affinity=affinity[index] if affinity else "", is_guest=topology.virtual,
+        hidden_fields=GUESTS_MISS if topology.virtual else frozenset(), link_bytes=[0.0] * board.nvlinks,
     )
     if str(index) in topology.mig:
         gpu.partition.cut(topology.mig[str(index)])

@@ -63,7 +63,9 @@ def board_symbols(handles: Handles) -> dict[str, Symbol]:
         "nvmlDeviceGetCudaComputeCapability": lambda handle, *out: capability(handles.device(handle), *out),
         "nvmlDeviceGetNumGpuCores": handles.number(
             lambda gpu: gpu.board.multiprocessors * CUDA_CORES[gpu.board.architecture]),
-        "nvmlDeviceGetVirtualizationMode": handles.constant(pynvml.NVML_GPU_VIRTUALIZATION_MODE_NONE),
+        "nvmlDeviceGetVirtualizationMode": handles.number(
+            lambda gpu: pynvml.NVML_GPU_VIRTUALIZATION_MODE_VGPU if gpu.is_guest
+            else pynvml.NVML_GPU_VIRTUALIZATION_MODE_NONE),
         "nvmlDeviceGetPersistenceMode": handles.number(lambda gpu: int(not gpu.board.fans)),
         "nvmlDeviceGetComputeMode": handles.constant(pynvml.NVML_COMPUTEMODE_DEFAULT),
         "nvmlDeviceGetDisplayMode": handles.constant(0),

@@ -150,10 +150,18 @@ HANDLE_TYPES = (type(pynvml.c_nvmlDevice_t()), type(pynvml.c_nvmlGpuInstance_t()
                 type(pynvml.c_nvmlComputeInstance_t()))
 
 
+GUESTS_MISS = frozenset(f"nvmlDeviceGet{name}" for name in (
+    "UtilizationRates", "EncoderUtilization", "DecoderUtilization", "ProcessUtilization", "PowerUsage", "Temperature",
+    "TemperatureV", "TotalEnergyConsumption", "SupportedEventTypes", "CurrPcieLinkGeneration", "CurrPcieLinkWidth"))
+"""Symbols that a guest with a virtual GPU finds, and that answer it nothing."""
+
+
 def symbols(handles: Handles, scenario: Scenario) -> dict[str, Symbol]:
     found = sim_events.symbols(handles, scenario)
     for module in (sim_identity, sim_values, sim_fields, sim_links, sim_mig):
         found |= module.symbols(handles)
+    if handles.machine.topology.virtual:
+        return {name: symbol for name, symbol in found.items() if name not in GUESTS_MISS}
     return found
 
 
