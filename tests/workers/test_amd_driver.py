@@ -322,6 +322,43 @@ def test_nonsense_is_unknown_and_never_a_number(
     assert reading.memory_used_bytes == 0 and "gpu" not in reading.missing
 
 
+@pytest.mark.parametrize(("function", "wrong", "name"), [
+    ("get_gpu_memory_usage", 2**48, "memory_used_bytes"),
+    ("get_gpu_memory_usage", 196593 * MIB, "memory_used_bytes"),  # more than there is
+    ("get_gpu_memory_usage", -5, "memory_used_bytes"),
+    ("get_gpu_metrics_info", {"current_socket_power": 60_000}, "power_mw"),
+    ("get_gpu_metrics_info", {"temperature_hotspot": 900}, "temperature_c"),
+])
+def test_a_figure_that_cannot_be_true_is_called_nonsense(
+    desk: Callable[[str], Desk], monkeypatch: pytest.MonkeyPatch, function: str, wrong: Any, name: str
+) -> None:
+    bench = desk("MI300X-8")
+    bench.listed()
+    answers = bench.library._answers
+    sound = getattr(answers, function)
+    monkeypatch.setattr(answers, function,
+                        lambda *asked: sound(*asked) | wrong if isinstance(wrong, dict) else wrong)
+    reading = bench.reading(0)
+    assert getattr(reading, name) is None and reading.missing[name] == "nonsense"
+    assert reading.sm_clock_mhz == 132 and "gpu" not in reading.missing
+
+
+@pytest.mark.parametrize(("code", "reason"), [
+    (8, "timeout"), (10, "no_permission"), (32, "error:32"), (30, "error:30")])
+def test_a_gpu_that_refuses_everything_is_silent_for_that_reason(
+    desk: Callable[[str], Desk], code: int, reason: str
+) -> None:
+    bench = desk("MI210-4-PCIe")
+    bench.listed()
+    bench.faults = Faults(returns=[
+        Return(symbol=f"amdsmi_get_{name}", gpu=1, code=code) for name in (
+            "gpu_metrics_info", "gpu_memory_usage", "gpu_vram_usage", "temp_metric", "gpu_process_list",
+            "gpu_activity", "power_info", "clock_info", "energy_count", "gpu_total_ecc_count", "gpu_fan_speed")])
+    readings = bench.driver.read()
+    assert readings[1].missing["gpu"] == reason
+    assert all("gpu" not in readings[index].missing for index in (0, 2, 3))
+
+
 @pytest.mark.parametrize(("symbols", "name"), [
     (["amdsmi_get_gpu_memory_usage"], "memory_used_bytes"),
     (["amdsmi_get_gpu_process_list"], "processes"),

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from wire.reports import GpuReading
 from workers.gpus.faults import Faults, Return
 from workers.gpus.nvml_identity import members, ranges
-from workers.gpus.nvml_meter import BOUNDS, Rate, drop_nonsense, whole
+from workers.gpus.nvml_meter import Rate, whole
 from workers.gpus.nvml_processes import ProcessList
 from workers.gpus.nvml_values import ALL_LINKS, Fields, FieldValue, Probe
+from workers.gpus.plausible import BOUNDS, drop_nonsense
 
 __all__ = ["make_desk"]
 

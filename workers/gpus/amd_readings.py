@@ -10,6 +10,7 @@ from typing import Any
 from wire.reports import GpuInfo, GpuProcess, GpuReading
 from workers.gpus.amd_details import OTHER_DIE, degrees, has_two_dies, memory_calls, sum_of
 from workers.gpus.amd_library import GONE, LOST, NOT_SUPPORTED, Probe, largest, number, percent, whole
+from workers.gpus.plausible import drop_nonsense
 
 KIB = 1 << 10
 MAX_PID = 1 << 22  # the kernel's own limit
@@ -116,14 +117,23 @@ def reading_of(smi: Any, device: Device, at: float) -> GpuReading:
     if device.info.power_limit_mw is None:
         probe.missing["power_limit_mw"] = device.info.missing.get("power_limit_mw", NOT_SUPPORTED)
     reading.missing = {**dict.fromkeys(NEVER_KNOWN, NOT_SUPPORTED), **probe.missing}
+    drop_nonsense(reading)
     if is_gone(batch, probe):
         reading.missing["gpu"] = LOST
+    elif (reason := refusal(batch, probe)) and reading.temperature_c is None and reading.processes is None:
+        reading.missing["gpu"] = reason
     return reading
 
 
 def is_gone(batch: Probe, probe: Probe) -> bool:
     answers = batch.missing.get("metrics"), probe.missing.get("memory_used_bytes")
     return LOST in answers or all(answer in GONE for answer in answers)
+
+
+def refusal(batch: Probe, probe: Probe) -> str:
+    """The one answer to all that matters, if it is not an answer."""
+    answers = {batch.missing.get("metrics", ""), probe.missing.get("memory_used_bytes", "")}
+    return answers.pop() if len(answers) == 1 and NOT_SUPPORTED not in answers else ""
 
 
 def add_activity(smi: Any, handle: Any, metrics: Metrics, reading: GpuReading, probe: Probe) -> None:
