@@ -137,6 +137,18 @@ def of_hardware(hardware: dict[str, Any]) -> list[Finding]:
     return found
 
 
+def over(hardware: dict[str, Any]) -> set[str]:
+    """Kinds of findings that these details show to be over. A PCIe link at rest slows down and proves nothing."""
+    kinds = set()
+    pcie = [(hardware.get(name), hardware.get(f"{name}_max")) for name in ("pcie_generation", "pcie_width")]
+    if all(now is not None and now == most for now, most in pcie):
+        kinds.add("slow_link")
+    links = hardware.get("links") or []
+    if links and all(link.get("active") for link in links):
+        kinds.add("link_down")
+    return kinds
+
+
 # --- what a node reads every second -----------------------------------------------------------------------------------
 
 

@@ -7,7 +7,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from portal.hardware import verdicts
-from portal.models import Gpu, Node
+from portal.models import Gpu, Health, Node
 from portal.services import health, live
 from portal.services.gauges import tidied
 from wire.hardware import Hardware
@@ -28,6 +28,7 @@ def apply(node: Node, report: Hardware) -> int:
             changed.append(gpu)
     if changed:
         Gpu.objects.bulk_update(changed, ["hardware"])
+        end_what_is_over(changed)
     nics = tidied(msgspec.to_builtins(report.nics[:NICS_MOST]))
     nics_changed = Node.objects.filter(pk=node.pk).exclude(nics=nics).update(nics=nics)
     if changed or nics_changed:
@@ -45,6 +46,15 @@ def note_conditions(gpu: Gpu, before: dict[str, Any], after: dict[str, Any]) -> 
                 gpu, finding.kind, finding.message, code=finding.code, at=now, source="inventory",
                 key=f"{finding.kind}/{gpu.uuid}/{finding.code}/{now.timestamp():.3f}",
             )
+
+
+def end_what_is_over(gpus: list[Gpu]) -> None:
+    """Warnings about links end by themselves. They fenced nothing, so no state follows."""
+    over = {gpu.pk: verdicts.over(gpu.hardware) for gpu in gpus}
+    rows = Health.objects.filter(gpu__in=gpus, kind__in=("slow_link", "link_down"), resolved_at=None)
+    done = [row.pk for row in rows if row.kind in over[row.gpu_id]]
+    if done:
+        health.resolve(Health.objects.filter(pk__in=done))
 
 
 def is_open(gpu: Gpu, finding: verdicts.Finding) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 from django.db import transaction
 from django.utils import timezone
 
-from portal.hardware.verdicts import SELF_HEALING, Unexplained, is_quiet, unexplained
+from portal.hardware.verdicts import SELF_HEALING, Unexplained, is_held_back, is_quiet, unexplained
 from portal.models import Allocation, Attempt, Gpu, Health, Node
 from portal.services import foreign, health
 from portal.services.desired import is_uuid
@@ -21,6 +21,7 @@ from wire.reports import GpuReading
 EVERY_S = 0.9  # a little under the pace of the readings
 PICTURE_AGE_S = 2.0
 CLEAN_READINGS = 2  # in a row, until what is gone counts as gone
+UNTHROTTLED_READINGS = 30
 CONFIRMED_AFTER_S = {"foreign": 0.5, "leftover": 5.0, "memory": 5.0}
 """A short-lived process, and memory that comes back a moment after its job, are no finding."""
 
@@ -52,9 +53,9 @@ class Picture:
             return
         self._open_at = self._clock()
         self._open = {}
-        rows = Health.objects.filter(resolved_at=None, kind__in=SELF_HEALING, gpu__isnull=False)
-        for uuid, key, pk in rows.values_list("gpu__uuid", "key", "pk"):
-            self._open.setdefault(uuid, {})[identity_of(key)] = pk
+        rows = Health.objects.filter(resolved_at=None, kind__in=SELF_HEALING | {"throttle"}, gpu__isnull=False)
+        for uuid, kind, key, pk in rows.values_list("gpu__uuid", "kind", "key", "pk"):
+            self._open.setdefault(uuid, {})[kind if kind == "throttle" else identity_of(key)] = pk
         self._cut = set(Gpu.objects.filter(mig_enabled=True, present=True).values_list("uuid", flat=True))
 
     def open(self, uuid: str) -> dict[str, int]:
@@ -134,7 +135,7 @@ class Judge:
             suspicion.readings, suspicion.absent = suspicion.readings + 1, 0
             if identity not in self._picture.open(uuid) and self._is_confirmed(one, suspicion, now):
                 self._open(uuid, one)
-        self._note_absent(uuid, watch, found)
+        self._note_absent(uuid, watch, {*found, *(["throttle"] if is_held_back(reading) else [])})
         foreign.enforce(self._node, uuid, [one for key, one in found.items() if key in self._picture.open(uuid)])
         if not watch.suspicions and not self._picture.open(uuid):
             del self._watches[uuid]
@@ -145,13 +146,15 @@ class Judge:
             return False
         return one.kind == "foreign" or self._picture.holders_at > suspicion.since
 
-    def _note_absent(self, uuid: str, watch: Watch, found: dict[str, Unexplained]) -> None:
-        for identity in {*watch.suspicions, *self._picture.open(uuid)} - found.keys():
-            if identity == "busy" and found:
+    def _note_absent(self, uuid: str, watch: Watch, seen: set[str]) -> None:
+        for identity in seen & watch.suspicions.keys():
+            watch.suspicions[identity].absent = 0
+        for identity in {*watch.suspicions, *self._picture.open(uuid)} - seen:
+            if identity == "busy" and seen - {"throttle"}:
                 continue  # what the check before a start met is still there; it gets a name of its own soon
             suspicion = watch.suspicions.setdefault(identity, Suspicion(0.0))
             suspicion.absent += 1
-            if suspicion.absent >= CLEAN_READINGS:
+            if suspicion.absent >= (UNTHROTTLED_READINGS if identity == "throttle" else CLEAN_READINGS):
                 del watch.suspicions[identity]
                 self._close(uuid, identity)
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import secrets
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from urllib.parse import quote, urlsplit, urlunsplit
 
 import msgspec
@@ -48,10 +48,11 @@ def heartbeat(node: Node, beat: Heartbeat) -> None:
     """The portal's clock says when it was heard; the node's own times are only shown."""
     node.refresh_from_db(from_queryset=Node.objects.select_for_update())  # a sweep may be judging it right now
     note_reboot(node, beat.boot_id)
+    went_back_to = note_clone(node, beat)
     note_strangers(node, beat)
     heard = {
         "last_heartbeat_at": timezone.now(),
-        "heartbeat": msgspec.to_builtins(beat),
+        "heartbeat": msgspec.to_builtins(beat) | {"went_back_to": went_back_to},
         "boot_id": storable(beat.boot_id, 64),
         "echo_nonce": storable(beat.nonce, 64),
     }
@@ -147,6 +148,28 @@ def note_reboot(node: Node, boot_id: str) -> None:
         events.record("node.rebooted", node=node, message=f"{node.name} was started anew.")
 
 
+def note_clone(node: Node, beat: Heartbeat) -> float | None:
+    """Twice an elder worker spoke after a younger one with its key: both are alive, and neither gets new work.
+
+    Once may be a restart after the clock was set back. -> when the elder one was started, to be kept until then.
+    """
+    before, elder = node.heartbeat.get("started_at"), node.heartbeat.get("went_back_to")
+    if before is None or beat.started_at >= before:
+        return elder
+    if elder == beat.started_at and node.schedulable:
+        fence_clones(node, beat.started_at, before)
+    return beat.started_at
+
+
+def fence_clones(node: Node, elder: float, younger: float) -> None:
+    message = (
+        f"Two workers report as {node.name}, started at {clock(elder)} and {clock(younger)}. "
+        "End one of them, or enrol it under a name and key of its own, then uncordon the node."
+    )
+    events.record("node.cloned", node=node, message=message)
+    set_schedulable(node, False, reason=message)
+
+
 def note_strangers(node: Node, beat: Heartbeat) -> None:
     """An attempt that the database does not know runs on: it is shown, never killed on first sight."""
     before = set(node.heartbeat.get("attempts", []))
@@ -174,6 +197,13 @@ def note_silence(node: Node, state: NodeState) -> int:
         return int(transitions.move(node, state, message=since + after))
     except transitions.Conflict:
         return 0  # it was heard of in the meantime
+
+
+def clock(at_s: float) -> str:
+    try:
+        return at(datetime.fromtimestamp(at_s, UTC))
+    except (ValueError, OverflowError, OSError):
+        return "an impossible time"
 
 
 def at(moment: datetime) -> str:

@@ -9,10 +9,11 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from portal.models import Gpu, HardwareOrder, Health, Node
-from portal.services import attempts, scheduling
+from portal.services import attempts, health, scheduling
 from portal.services.judging import Judge
 from tests.portal.conftest import Cast, make_node
 from tests.portal.orders import RUNNING, STARTING, SUCCEEDED, report, started, submitted
+from wire.hardware import HealthEvent
 from wire.reports import GpuProcess, GpuReading
 
 GIB = 1024**3
@@ -199,3 +200,16 @@ def test_readings_that_are_as_they_should_be_cost_next_to_nothing(cast: Cast) ->
             spent.append(time.perf_counter() - began)
         assert len(queries) == 0
     assert sorted(spent)[100] < 0.0003
+
+
+def test_a_throttle_ends_when_the_clocks_are_free_again(room: Room) -> None:
+    gpu = room.gpu()
+    health.report(room.node, HealthEvent(at=time.time(), key="t", kind="throttle", gpu_uuid=gpu.uuid, message="hot"))
+    assert room.second(throttle_reasons=0x40, count=40) == "ok"
+    assert Health.objects.get().resolved_at is None
+    room.second(throttle_reasons=0x4, count=20)
+    room.second(throttle_reasons=0x8, count=1)
+    room.second(throttle_reasons=0x4, count=29)
+    assert Health.objects.get().resolved_at is None
+    room.second(throttle_reasons=0x4, count=1)
+    assert Health.objects.get().resolved_at is not None

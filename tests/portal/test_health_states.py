@@ -10,8 +10,8 @@ from portal.services import hardware_reports, health, nodes, scheduling
 from portal.services.errors import Problem
 from tests.portal.conftest import Cast, make_node
 from tests.portal.orders import FAILED, RUNNING, STARTING, fresh, report, started, submitted
-from wire.hardware import GpuHardware, Hardware, HealthEvent, Nic
-from wire.reports import GpuInfo, Inventory
+from wire.hardware import GpuHardware, Hardware, HealthEvent, Nic, NvLink
+from wire.reports import GpuInfo, Heartbeat, Inventory
 
 
 def card(node: Node, index: int = 0) -> Gpu:
@@ -259,3 +259,41 @@ def test_an_old_return_that_is_told_again_does_not_bring_a_lost_gpu_back(cast: C
     health.report(node, again)
     assert not health.report(node, back)
     assert state(node) == "lost"
+
+
+def test_warnings_about_links_end_when_the_links_are_well(cast: Cast) -> None:
+    node = make_node(gpus=1)
+    uuid = card(node).uuid
+    health.report(node, event("slow_link", card(node)))
+    health.report(node, event("link_down", card(node)))
+
+    def tell(width: int, generation: int, active: bool) -> list[str]:
+        hardware_reports.apply(node, Hardware(at=1.0, gpus=[GpuHardware(
+            uuid=uuid, pcie_width=width, pcie_width_max=16, pcie_generation=generation, pcie_generation_max=5,
+            links=[NvLink(link=0, active=True), NvLink(link=1, active=active)])]))  # fmt: skip
+        return sorted(Health.objects.filter(resolved_at=None).values_list("kind", flat=True))
+
+    assert tell(8, 5, False) == ["link_down", "slow_link"]
+    assert tell(16, 1, False) == ["link_down", "slow_link"], "a link at rest proves nothing"
+    assert tell(16, 5, False) == ["link_down"]
+    assert tell(16, 5, True) == []
+
+
+def test_two_workers_with_one_key_get_no_new_work(cast: Cast) -> None:
+    node = make_node(gpus=1)
+
+    def beat(started_at: float) -> bool:
+        nodes.heartbeat(
+            Node.objects.get(pk=node.pk),
+            Heartbeat(boot_id="boot-1", nonce="n", serial=0, at=time.time(), started_at=started_at),
+        )
+        return Node.objects.get(pk=node.pk).schedulable
+
+    assert beat(1000.0) and beat(1000.0) and beat(2000.0) and beat(2000.0), "a restart is no clone"
+    assert beat(1000.0), "nor is a clock that was set back"
+    assert beat(2000.0) and not beat(1000.0)
+    assert "Two workers report as n1" in Node.objects.get(pk=node.pk).cordon_reason
+    beat(2000.0), beat(1000.0)
+    assert Event.objects.filter(kind="node.cloned").count() == 1
+    waiting = submitted(cast.bob)
+    assert scheduling.run_cycle().started == [] and "n1 is cordoned" in fresh(waiting).hold_message
