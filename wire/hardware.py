@@ -102,7 +102,7 @@ class HealthEvent(msgspec.Struct, kw_only=True, tag="health"):
     kind: str
     gpu_uuid: str | None = None
     pci_bus_id: str | None = None
-    code: int | None = None  # the Xid, or the recovery action
+    code: int | None = None  # the Xid, the recovery action, or of row_remap 1 pending, 2 failed
     message: str = ""
     source: str = ""  # nvml | kernel_log | reader
     count: int = 1  # how often it happened so far: a storm is one event whose count grows

@@ -71,7 +71,8 @@ WHILE_IT_LASTS = SELF_HEALING | {"lost", "hang"}
 """No one can release a GPU from these; they end by themselves."""
 
 NODE_KINDS = frozenset({
-    "xid", "sxid", "ecc", "row_remap", "throttle", "lost", "hang", "slow_link", "link_down", "driver", "back",
+    "xid", "sxid", "ecc", "row_remap", "recovery", "throttle", "lost", "hang", "slow_link", "link_down", "driver",
+    "back",
 })  # fmt: skip
 """What a node may report; the rest is found out here."""
 
@@ -95,7 +96,7 @@ def of(kind: str, code: int | None = None, message: str = "") -> Verdict:
         case "sxid":
             return of_switch(message)
         case "row_remap":
-            return REMAP_FAILED if "fail" in message.lower() else REMAP_PENDING
+            return REMAP_FAILED if code == 2 else REMAP_PENDING
         case "recovery":
             return RECOVERY.get(code or 0, Verdict(WARNING, "The driver asks for an action that is not in the table."))
     return BY_KIND.get(kind, Verdict(INFO))

@@ -104,13 +104,15 @@ def row_remaps(patient: Patient, hardware: GpuHardware, at: float) -> list[Healt
     rows = f"{hardware.rows_remapped_correctable}+{hardware.rows_remapped_uncorrectable}"
     findings = []
     if hardware.row_remap_pending:
-        findings.append(("pending", "Rows of its memory are to be remapped: reset the GPU when it is free."))
+        findings.append((1, "pending", "Rows of its memory are to be remapped: reset the GPU when it is free."))
     if hardware.row_remap_failed:
-        findings.append(("failed", "A row of its memory could not be remapped: the board has to be replaced."))
-    keys = {f"row_remap/{hardware.uuid}/{state}/{rows}": words for state, words in findings}
+        findings.append((2, "failed", "A row of its memory could not be remapped: the board has to be replaced."))
+    keys = {f"row_remap/{hardware.uuid}/{state}/{rows}": (code, words) for code, state, words in findings}
     told, patient.remaps_told = patient.remaps_told, set(keys)
-    return [HealthEvent(at=at, key=key, kind="row_remap", gpu_uuid=hardware.uuid, message=words, source="reader")
-            for key, words in keys.items() if key not in told]
+    return [
+        HealthEvent(at=at, key=key, kind="row_remap", gpu_uuid=hardware.uuid, code=code, message=words, source="reader")
+        for key, (code, words) in keys.items() if key not in told
+    ]
 
 
 def lost_links(patient: Patient, hardware: GpuHardware, at: float) -> list[HealthEvent]:
