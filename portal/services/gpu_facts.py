@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from portal.services.cells import Cell, missing_words
+from wire.states import GpuState
 
 NOT_TOLD = "its node has not told yet"
 CLOCK_REASONS = {
@@ -37,7 +38,10 @@ class Fact:
 def live_facts(cell: Cell) -> list[Fact]:
     """What changes from reading to reading, or tells that something is wrong."""
     found = [memory_temperature(cell), clocks(cell), held_back(cell), pcie(cell), nvlink(cell), ecc(cell)]
-    return [fact for fact in found if fact is not None] + troubles(cell.gpu.hardware)
+    known = [fact for fact in found if fact is not None]
+    if cell.gpu.state == GpuState.LOST:  # what was true of it before it was lost tells nothing now
+        return [Fact(fact.name, None, missing_words("gpu_lost")) for fact in known]
+    return known + troubles(cell.gpu.hardware)
 
 
 def identity(cell: Cell) -> list[Fact]:

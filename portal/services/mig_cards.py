@@ -1,6 +1,6 @@
 """How a card is cut, as it is drawn: memory slots from left to right, each slice with its state."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from portal.hardware.boards import Board
@@ -21,6 +21,7 @@ class Block:
     profile: str = ""
     state: str = ""  # of the slice; planned ones: kept | created
     cell: Cell | None = None
+    whole: bool = False  # the card itself, with MIG off
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def mig_cards(cells: Iterable[Cell], orders: Iterable[HardwareOrder]) -> list[Mi
 
 def present_blocks(cell: Cell, board: Board) -> list[Block]:
     if not cell.split:
-        return [Block(1, board.slots + 1, "", cell.state, cell)]
+        return [Block(1, board.slots + 1, "", cell.state, cell, whole=True)]
     known = {one.gpu.uuid: one for one in cell.slices}
     blocks = []
     for one in mig_of(cell.gpu).get("instances") or []:
@@ -75,7 +76,9 @@ def present_blocks(cell: Cell, board: Board) -> list[Block]:
     return with_gaps(blocks, board)
 
 
-def planned_blocks(board: Board, layout: Iterable[Slice], kept: Iterable[Slice]) -> list[Block]:
+def planned_blocks(board: Board, layout: Sequence[Slice], kept: Iterable[Slice]) -> list[Block]:
+    if not layout:
+        return [Block(1, board.slots + 1, whole=True)]
     stays = set(kept)
     blocks = [
         Block(one.start + 1, one.start + 1 + board.by_name[one.profile].size, one.profile,

@@ -24,7 +24,7 @@ from portal.services.topology_drawing import Drawing
 HEALTH_SHOWN = 40
 ORDERS_SHOWN = 6
 WINDOWS_S = (900, 21_600, 604_800)
-EVENTS_SHOWN = 30
+EVENTS_SHOWN = 15
 CHART_POINTS = 300
 
 

@@ -140,7 +140,8 @@ def draw_tree(made: Drawing, domains: list[tuple[str, list[Group]]], gpu_y: int)
 def draw_group(made: Drawing, group: Group, column: int, gpu_y: int, top: Box) -> dict[str, Box]:
     above = top
     if group.switched:
-        above = Box(EDGE + column * COLUMN + 5, 66, len(group.cells) * COLUMN - 10, 26, "PCIe switch")
+        above = Box(EDGE + column * COLUMN + 5, 66, len(group.cells) * COLUMN - 10, 26,
+                    "PCIe switch" if len(group.cells) > 1 else "switch")  # fmt: skip
         made.boxes.append(above)
         made.lines.append(Line(f"M{top.middle} {top.y + top.height}L{above.middle} {above.y}"))
     if group.nics:

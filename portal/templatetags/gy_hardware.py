@@ -67,4 +67,4 @@ def layout_words(order: dict[str, Any]) -> str:
 @register.filter
 def block_kind(state: str) -> str:
     """The colour of a slice in the drawing of a card: what stays is calm, what is new is one's own doing."""
-    return {"kept": "k-free", "created": "k-mine"}.get(state) or state_kind(state)
+    return {"kept": "k-free", "created": "k-mine", "": "k-busy"}.get(state) or state_kind(state)

@@ -119,6 +119,14 @@ def test_nothing_told_is_not_taken_for_zero(cast: Cast, node: Node) -> None:
     assert about["UUID"].text == gpu_uuid("h1", 0) and about["UUID"].copy
 
 
+def test_what_a_lost_gpu_was_like_is_not_shown_as_if_it_were_so(cast: Cast, node: Node) -> None:
+    told(gpu(node, 0), pcie_generation=5, pcie_width=16, links=[{"link": 0, "active": True}])
+    node.gpus.filter(index=0).update(state="lost", state_reason="It fell off the bus.")
+    facts = gpu_facts.live_facts(card_cell(cast.bob, node, 0))
+    assert {"PCIe", "NVLink"} <= {fact.name for fact in facts}
+    assert {(fact.text, fact.why) for fact in facts} == {(None, "the GPU is lost")}
+
+
 @pytest.mark.parametrize(("bits", "words"), [
     (0, ""), (0x1, "idle"), (0x4 | 0x20, "power limit, too warm"), (0x4 | 0x4000, "power limit, 0x4000"),
 ])
@@ -363,6 +371,8 @@ def test_a_plan_keeps_what_stays_and_names_what_goes(cast: Cast, node: Node) -> 
     assert html.count("stays") == 1 and html.count(">new<") == 1 and "Removed: 1g.10gb." in html
     assert "Cut GPU 0 into 2 × 3g.40gb?" in html and "1g.10gb will be gone." in html
     assert "This is how it is cut now." in plan(cast.alice, "3g.40gb + 1g.10gb")
+    html = plan(cast.alice, "off")
+    assert "whole GPU" in html and "Switch MIG off on GPU 0?" in html and "Removed: 1g.10gb + 3g.40gb." in html
 
 
 def test_an_illegal_wish_gets_the_nearest_that_can_be_had(cast: Cast, node: Node) -> None:
