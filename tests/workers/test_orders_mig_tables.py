@@ -63,5 +63,7 @@ def test_every_legal_layout_is_planned_and_carried_out_one_after_the_other(make_
         cut(desk, planned.layout)
         after = places(desk)
         assert set(after) == set(planned.layout), wish
+        listed = sorted(info.mig_profile or "" for info in desk.gpus.infos if info.parent_uuid == desk.uuid(0))
+        assert listed == sorted(wish), "each slice has the whole of its place"
         assert all(after[piece] == before[piece] for piece in planned.kept), "what is kept is the same slice"
         before = after

@@ -141,7 +141,7 @@ class Cutter:
 def compute_profiles(gpu_instance: Any) -> list[Any]:
     shared, probe = pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED, Probe()
     get = pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo
-    found = [probe("profile", lambda number=number: get(gpu_instance, number, shared),  # type: ignore[misc]
+    found = [probe(f"profile {number}", lambda number=number: get(gpu_instance, number, shared),  # type: ignore[misc]
                    lambda number=number: get(gpu_instance, number, shared, version=1))  # type: ignore[misc]
              for number in range(pynvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT)]
     return [one for one in found if one is not None]
