@@ -11,6 +11,7 @@ from workers.gpus.boards import CATALOGUE
 from workers.gpus.faults import Faults
 from workers.gpus.holders import Holder
 from workers.gpus.machine import Machine
+from workers.gpus.nvml_processes import Pids
 from workers.gpus.procfs import Stat
 
 GIB = 1 << 30
@@ -22,7 +23,7 @@ class SetDesk:
         self.gone = set[int]()  # pids that /proc does not have
         self.machine = Machine(CATALOGUE.topologies[topology], "desk", clock=lambda: self.now, scan=self.scan)
         self.library = simulated.install(topology, "desk", lambda: self.faults, self.machine, script)
-        self.driver = nvml.NvmlDriver(clock=lambda: self.now, alive=lambda pid: pid not in self.gone)
+        self.driver = nvml.NvmlDriver(clock=lambda: self.now, pids=Pids(1 << 22, lambda pid: pid not in self.gone))
         self.driver.start()
         self.gpus: GpuList = self.driver.enumerate()
 

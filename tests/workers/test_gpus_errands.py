@@ -167,6 +167,18 @@ def test_a_hang_and_a_mismatch_are_events(watch: Callable[..., Watched], faults:
     assert "lost" not in one.kinds()
 
 
+@pytest.mark.parametrize("symbol", ["nvmlDeviceGetEccMode", "nvmlDeviceGetNvLinkErrorCounter"])
+def test_a_detail_that_hangs_costs_only_its_gpu(
+    watch: Callable[..., Watched], faults: Callable[..., None], symbol: str
+) -> None:
+    faults(delays=[{"symbol": symbol, "gpu": 2, "seconds": 3600}])
+    one = watch()
+    hung = one.uuid(2)
+    one.until(lambda: one.hardware and len(one.hardware.gpus) == 7)
+    assert [(event.kind, event.gpu_uuid) for event in one.events] == [("hang", hung)]
+    assert one.reader.status == "hung"
+
+
 def test_a_lost_gpu_is_an_event_with_its_xid_and_again_when_it_is_back(
     watch: Callable[..., Watched], monkeypatch: pytest.MonkeyPatch
 ) -> None:

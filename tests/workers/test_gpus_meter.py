@@ -1,6 +1,9 @@
 """What is read in every second: rates, figures that cannot be true, what need not be asked twice."""
 
 import math
+import os
+import subprocess
+import sys
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -14,8 +17,8 @@ from wire.reports import GpuReading
 from workers.gpus.faults import Faults, Return
 from workers.gpus.nvml_identity import members, ranges
 from workers.gpus.nvml_meter import Rate, whole
-from workers.gpus.nvml_processes import ProcessList
-from workers.gpus.nvml_values import ALL_LINKS, Fields, FieldValue, Probe
+from workers.gpus.nvml_processes import Pids, ProcessList, anyone, is_alive
+from workers.gpus.nvml_values import ALL_LINKS, Fields, FieldValue, Probe, field_values
 from workers.gpus.plausible import BOUNDS, drop_nonsense
 
 __all__ = ["make_desk"]
@@ -175,6 +178,53 @@ def test_a_driver_without_field_values_is_asked_for_them_once(
     assert asked == [2]
 
 
+def test_a_driver_that_refuses_a_call_for_one_new_field_gives_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def answer(_handle: object, wanted: list[tuple[int, int]]) -> object:
+        asked.append(len(wanted))
+        if any(field == 230 for field, _ in wanted):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        values = (pynvml.c_nvmlFieldValue_t * len(wanted))()
+        for value in values:
+            value.valueType, value.value.uiVal = pynvml.NVML_VALUE_TYPE_UNSIGNED_INT, 7
+        return values
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetFieldValues", answer)
+    fields = Fields([(83, 0), (230, 0), (94, 0)])
+    for _ in range(2):
+        found = fields.read(None)
+        assert [found[field, 0].value for field in (83, 230, 94)] == [7, None, 7]
+        assert found[230, 0].reason == "not_supported"
+    assert asked == [3, 1, 1, 1, 2]
+
+
+@pytest.mark.parametrize(("kind", "member", "value"), [
+    (0, "dVal", 1.5), (1, "uiVal", 7), (2, "ulVal", 1 << 40), (3, "ullVal", 1 << 63), (4, "sllVal", -9),
+    (5, "siVal", -3), (6, "usVal", 65535),
+])
+def test_every_type_of_field_is_read_as_the_binding_would(kind: int, member: str, value: float) -> None:
+    raw_values = (pynvml.c_nvmlFieldValue_t * 2)()
+    raw_values[1].valueType, raw_values[1].timestamp = kind, 12345
+    setattr(raw_values[1].value, member, value)
+    raw_values[0].nvmlReturn = pynvml.NVML_ERROR_NO_PERMISSION
+    refused, read = field_values(raw_values)
+    assert (read.value, read.at_us) == (value, 12345)
+    assert (refused.value, refused.reason) == (None, "no_permission")
+
+
+def test_processes_that_proc_hides_are_alive_and_ended_ones_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    assert is_alive(os.getpid()) and not is_alive(process.pid)
+
+    def forbidden(_pid: int, _signal: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "kill", forbidden)
+    assert is_alive(1)
+
+
 def test_a_gpu_that_refuses_everything_is_silent_whatever_the_code(make_desk: Make) -> None:
     desk = make_desk("HGX-H100-4")
     symbols = ("UtilizationRates", "MemoryInfo_v2", "TemperatureV", "PowerUsage", "ClockInfo")
@@ -201,7 +251,7 @@ class Listing:
 def test_impossible_pids_are_dropped_and_the_list_is_called_unreliable(monkeypatch: pytest.MonkeyPatch) -> None:
     Listing(monkeypatch, raw(0), raw(0xFFFFFFFF), raw(32769), raw(12, used=0xFFFFFFFFFFFFFFFF))
     probe = Probe()
-    found = ProcessList(lambda pid: True, most=32768).read(None, probe)
+    found = ProcessList(Pids(32768, anyone)).read(None, probe)
     assert [(one.pid, one.memory_used_bytes, one.gpu_instance) for one in found or []] == [(12, None, None)]
     assert probe.missing == {"processes": "unreliable"}
 
@@ -210,7 +260,7 @@ def test_a_process_that_has_just_ended_is_no_reason_for_distrust_one_that_never_
     monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listing, alive = Listing(monkeypatch, raw(12), raw(13)), {12}
-    processes = ProcessList(alive.__contains__, most=32768)
+    processes = ProcessList(Pids(32768, alive.__contains__))
 
     def read() -> tuple[list[int], dict[str, str]]:
         probe = Probe()
@@ -226,7 +276,7 @@ def test_a_process_that_has_just_ended_is_no_reason_for_distrust_one_that_never_
 
 def test_the_instances_of_a_slice_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     Listing(monkeypatch, raw(12, instance=3))
-    found = ProcessList(lambda pid: True, most=32768).read(None, Probe())
+    found = ProcessList(Pids(32768, anyone)).read(None, Probe())
     assert [(one.gpu_instance, one.compute_instance) for one in found or []] == [(3, 3)]
 
 

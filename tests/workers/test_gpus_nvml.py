@@ -12,6 +12,7 @@ from workers.gpus.boards import CATALOGUE
 from workers.gpus.faults import Delay, Fault, Faults, Return, Text
 from workers.gpus.holders import Holder
 from workers.gpus.machine import CONTEXT_BYTES, RESIDENT_SCALE, Machine
+from workers.gpus.nvml_processes import Pids, anyone
 from workers.gpus.procfs import Stat
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -24,7 +25,7 @@ class Desk:
         self.faults, self.holders, self.now = Faults(), list[Holder](), 1000.0
         self.machine = Machine(CATALOGUE.topologies[topology], "desk", clock=lambda: self.now, scan=self.scan)
         simulated.install(topology, "desk", lambda: self.faults, self.machine)
-        self.driver: GpuDriver = nvml.NvmlDriver(alive=lambda pid: True)
+        self.driver: GpuDriver = nvml.NvmlDriver(pids=Pids(1 << 22, anyone))
 
     def hold(self, *holders: Holder, after_s: float = 1.0) -> None:
         """These processes are there from now on, as is seen by the next scan."""
@@ -253,7 +254,7 @@ def test_a_gpu_that_must_not_be_asked_is_not_asked(desk: Callable[[str], Desk]) 
     bench = desk("HGX-H100-4")
     bench.faults = Faults(delays=[Delay(symbol=symbol, gpu=2, seconds=3600) for symbol in (
         "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID", "nvmlDeviceGetNvLinkState")])
-    bench.driver = nvml.NvmlDriver(skip=[2], alive=lambda pid: True)
+    bench.driver = nvml.NvmlDriver(skip=[2], pids=Pids(1 << 22, anyone))
     gpus = bench.listed()
     assert [info.index for info in gpus.infos] == [0, 1, 3]
     assert "GPU 2 does not answer (timeout)" in (gpus.problem or "")

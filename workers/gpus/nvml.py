@@ -29,7 +29,7 @@ from workers.gpus.nvml_identity import (
     with_links,
 )
 from workers.gpus.nvml_meter import Meter
-from workers.gpus.nvml_processes import IsAlive, ProcessList, liveness, pid_max
+from workers.gpus.nvml_processes import Pids, ProcessList, pids_of_host
 from workers.gpus.nvml_values import (
     LOST,
     RESET_REQUIRED,
@@ -54,11 +54,11 @@ INIT_COUNT_MOST = 16
 
 class NvmlDriver:
     def __init__(self, skip: Collection[int] = (), clock: Callable[[], float] = time.time,
-                 alive: IsAlive | None = None) -> None:
+                 pids: Pids | None = None) -> None:
         self.at_work: int | None = None
         self._skip = frozenset(skip)
         self._clock = clock
-        self._alive, self._pid_max = alive or liveness(), pid_max()
+        self._pids = pids or pids_of_host()
         self._devices: list[Device] = []
         self._meters: dict[str, Meter] = {}
         self._details: dict[str, Details] = {}
@@ -161,7 +161,7 @@ class NvmlDriver:
         for device in self._devices:
             meter = self._meters.get(device.uuid)
             if meter is None:
-                meter = Meter(device, ProcessList(self._alive, self._pid_max), self._clock)
+                meter = Meter(device, ProcessList(self._pids), self._clock)
             else:
                 meter.renew(device)
             meters[device.uuid] = meter

@@ -14,7 +14,7 @@ import pynvml
 from wire.hardware import NvLink
 from wire.reports import GpuInfo, Link
 from workers.gpus import procfs
-from workers.gpus.nvml_values import NOT_SUPPORTED, Probe, memory_calls, text
+from workers.gpus.nvml_values import INVALID, NOT_SUPPORTED, Probe, memory_calls, text
 
 ARCHITECTURES = {2: "kepler", 3: "maxwell", 4: "pascal", 5: "volta", 6: "turing", 7: "ampere", 8: "ada", 9: "hopper",
                  10: "blackwell", 13: "rubin"}
@@ -29,7 +29,6 @@ REMOTE_KINDS = {pynvml.NVML_NVLINK_DEVICE_TYPE_GPU: "gpu", pynvml.NVML_NVLINK_DE
                 pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH: SWITCH}
 NODE_WORDS = 4  # of 64 NUMA nodes each
 SHARED = "shared_with_host"
-INVALID = f"error:{pynvml.NVML_ERROR_INVALID_ARGUMENT}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,26 +16,39 @@ UNRELIABLE = "unreliable"
 NO_INSTANCE = 0xFFFFFFFF
 NO_MEMORY = 0xFFFFFFFFFFFFFFFF
 KERNELS_OWN_PID_NAMESPACE = 0xEFFFFFFC
+KERNELS_MOST_PID = 1 << 22
 SELDOM_S = 5.0
 IsAlive = Callable[[int], bool]
 
 
-def pid_max() -> int:
-    return int(Path("/proc/sys/kernel/pid_max").read_text())
+@dataclass(frozen=True, slots=True)
+class Pids:
+    """What this process can say of a pid of the host."""
+
+    most: int
+    is_alive: IsAlive
 
 
-def is_alive(pid: int) -> bool:
-    return os.path.exists(f"/proc/{pid}")  # noqa: PTH110 - for every process in every second
+def pids_of_host() -> Pids:
+    """In a container with pids of its own nothing is known of the host's but the kernel's limit."""
+    if Path("/proc/self/ns/pid").stat().st_ino != KERNELS_OWN_PID_NAMESPACE:
+        return Pids(KERNELS_MOST_PID, anyone)
+    return Pids(int(Path("/proc/sys/kernel/pid_max").read_text()), is_alive)
 
 
 def anyone(_pid: int) -> bool:
     return True
 
 
-def liveness() -> IsAlive:
-    """In a container with pids of its own nothing can be said of the host's."""
-    in_host = Path("/proc/self/ns/pid").stat().st_ino == KERNELS_OWN_PID_NAMESPACE
-    return is_alive if in_host else anyone
+def is_alive(pid: int) -> bool:
+    """Not by /proc, which may be mounted so that it hides the processes of others."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 class ProcessList:
@@ -44,8 +58,8 @@ class ProcessList:
     impossible is left out, and the list is called unreliable. A process that has just ended may be listed for a moment.
     """
 
-    def __init__(self, alive: IsAlive, most: int) -> None:
-        self._alive, self._most = alive, most
+    def __init__(self, pids: Pids) -> None:
+        self._pids = pids
         self._ghosts: set[int] = set()
         self._aside: list[Any] = []
         self._aside_at = float("-inf")
@@ -55,8 +69,8 @@ class ProcessList:
         if computing is None:
             return None
         found = [*computing, *self._seldom(handle, probe)]
-        possible = {one.pid: one for one in reversed(found) if 0 < one.pid <= self._most}
-        ghosts = {pid for pid in possible if not self._alive(pid)}
+        possible = {one.pid: one for one in reversed(found) if self._is_possible(one.pid)}
+        ghosts = {pid for pid in possible if not self._pids.is_alive(pid)}
         if any(one.pid not in possible for one in found) or ghosts & self._ghosts:
             probe.missing["processes"] = UNRELIABLE
         self._ghosts = ghosts
@@ -70,7 +84,10 @@ class ProcessList:
             lists = [aside(kind, *listings(handle, kind)) for kind in ("MPSCompute", "Graphics")]
             self._aside = [one for listed in lists if listed for one in listed]
             self._aside_at = now
-        return [one for one in self._aside if self._alive(one.pid)]
+        return [one for one in self._aside if not self._is_possible(one.pid) or self._pids.is_alive(one.pid)]
+
+    def _is_possible(self, pid: int) -> bool:
+        return 0 < pid <= self._pids.most
 
 
 def process_of(raw: Any) -> GpuProcess:

@@ -18,6 +18,7 @@ TROUBLE = (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError, UnicodeDecodeError
 
 NOT_SUPPORTED, LOST = "not_supported", "gpu_lost"
 RESET_REQUIRED, UNKNOWN_ERROR = "reset_required", f"error:{pynvml.NVML_ERROR_UNKNOWN}"
+INVALID = f"error:{pynvml.NVML_ERROR_INVALID_ARGUMENT}"
 REASONS = {
     pynvml.NVML_ERROR_NOT_SUPPORTED: NOT_SUPPORTED,
     pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: NOT_SUPPORTED,
@@ -98,10 +99,11 @@ class Fields:
         if not self._wanted:
             return dict(self._absent)
         try:
-            raw = pynvml.nvmlDeviceGetFieldValues(handle, self._wanted)
+            found = ask_fields(handle, self._wanted)
         except TROUBLE as error:
-            return self._without(reason_of(error))
-        found = dict(zip(self._wanted, field_values(raw), strict=True))
+            if reason_of(error) != INVALID or len(self._wanted) == 1:
+                return self._without(reason_of(error))
+            found = {key: ask_alone(handle, key) for key in self._wanted}
         for key, one in found.items():
             if one.reason == NOT_SUPPORTED:
                 self._absent[key] = one
@@ -114,6 +116,19 @@ class Fields:
             self._absent |= missing
             self._wanted = []
         return missing | self._absent
+
+
+def ask_fields(handle: Any, keys: list[FieldKey]) -> dict[FieldKey, FieldValue]:
+    return dict(zip(keys, field_values(pynvml.nvmlDeviceGetFieldValues(handle, keys)), strict=True))
+
+
+def ask_alone(handle: Any, key: FieldKey) -> FieldValue:
+    """Some drivers refuse a whole call for one field that is new to them."""
+    try:
+        return ask_fields(handle, [key])[key]
+    except TROUBLE as error:
+        reason = reason_of(error)
+        return FieldValue(None, reason=NOT_SUPPORTED if reason == INVALID else reason)
 
 
 RECORD = struct.Struct("@IIqqII8s")  # field, scope, timestamp, latency, type, code, value

@@ -172,7 +172,7 @@ class Reading:
         else:
             outcome = ("done", f"GPU {order.gpu_uuid} is cut as ordered.")
         self._list(self._pace.start_deadline_s)
-        self._look_closely()
+        self._notice(self._look_closely())
         self._tell(order.id, *outcome)
 
     def _release(self, order: ReleaseOrder) -> None:
