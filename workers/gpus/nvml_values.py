@@ -4,7 +4,7 @@ import ctypes
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import pynvml
 
@@ -81,8 +81,7 @@ FieldKey = tuple[int, int]
 ALL_LINKS = 0xFFFFFFFF
 
 
-@dataclass(frozen=True, slots=True)
-class FieldValue:
+class FieldValue(NamedTuple):
     value: float | None
     at_us: int = 0  # by the driver's clock; 0 if it does not say
     reason: str = ""
