@@ -26,7 +26,7 @@ from wire.hardware import MigOrder, MigSlice
 from wire.states import NodeState
 
 ANSWER_WITHIN = timedelta(minutes=5)
-SHOWN_WITHIN = timedelta(minutes=5)
+SHOWN_WITHIN = timedelta(minutes=2)
 State = HardwareOrder.State
 Wanted = str | Iterable[str] | Mapping[str, int]
 

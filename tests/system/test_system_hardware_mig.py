@@ -1,5 +1,8 @@
 """A card of a running portal is cut, gives a job a slice, and is made whole again: every process is the real one."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,6 +34,11 @@ class Admin:
         body = {"gpu": self.gpu, "layout": layout}
         order: dict[str, Any] = self.client._json("POST", f"/nodes/{self.node}/mig/apply", json=body)
         return order
+
+    def plan(self, layout: str) -> dict[str, Any]:
+        body = {"gpu": self.gpu, "layout": layout}
+        planned: dict[str, Any] = self.client._json("POST", f"/nodes/{self.node}/mig/plan", json=body)
+        return planned
 
     def finished(self, order: dict[str, Any]) -> dict[str, Any]:
         def look() -> dict[str, Any] | None:
@@ -92,3 +100,27 @@ def test_a_change_waits_for_the_job_on_a_slice_and_gives_no_new_work_meanwhile(y
     yard.ended(number, timeout_s=90)
     assert admin.finished(order)["state"] == "done"
     assert sorted(one["mig_profile"] for one in admin.slices()) == ["2g.20gb", "2g.20gb", "3g.40gb"]
+
+
+def test_a_change_outlives_the_worker_of_its_node(yard: Yard, admin: Admin) -> None:
+    for layout in ("4g.40gb + 3g.40gb", "off"):
+        order = admin.apply(layout)
+        yard.kill("node")
+        assert admin.finished(order)["state"] == "done"
+        yard.wait("its places are known", lambda layout=layout: admin.card()["layout"] == layout)
+
+
+def test_a_process_that_no_job_explains_is_named_and_waited_for(yard: Yard, admin: Admin) -> None:
+    code = "import time; print('up', flush=True); time.sleep(300)"
+    seen = os.environ | {"CUDA_VISIBLE_DEVICES": admin.gpu}
+    with subprocess.Popen([sys.executable, "-c", code], env=seen, stdout=subprocess.PIPE) as stranger:
+        try:
+            yard.wait("it is seen", lambda: admin.plan("2 × 3g.40gb")["blockers"])
+            (blocker,) = admin.plan("2 × 3g.40gb")["blockers"]
+            assert (blocker["process"], blocker["job"]) == (stranger.pid, None)
+            assert blocker["owner"] and blocker["since"]
+            order = admin.apply("2 × 3g.40gb")
+            assert order["message"].startswith(f"Waits for process {stranger.pid} of ")
+        finally:
+            stranger.kill()
+    assert admin.finished(order)["state"] == "done"

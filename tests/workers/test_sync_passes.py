@@ -8,6 +8,7 @@ import pytest
 
 from wire import names, signing
 from wire.desired import Acknowledged, Desired, Launch, Stop
+from wire.hardware import Order, ReleaseOrder
 from wire.signing import Action, Refused, Signer
 from workers.logs import Shipper
 from workers.loops import EXIT_RESTART, Loop, Restarter
@@ -53,6 +54,10 @@ class Hands:
     def forget(self, attempt: str) -> None:
         self._do("forget", attempt)
 
+    def take(self, orders: list[Order]) -> None:
+        for order in orders:
+            self._do("hardware", order.id)
+
     def _do(self, act: str, attempt: str) -> None:
         if attempt in self.fails:
             raise OSError("no space left on device")
@@ -70,7 +75,7 @@ class Bench:
         spool, self.pulse = Spool(self.settings.spool_root), Pulse()
         logs = Shipper(spool, self.broker, self.pulse)  # type: ignore[arg-type]
         events = EventOutbox(spool, self.broker, self.pulse, logs.stream_sizes)  # type: ignore[arg-type]
-        self.sync = Sync(self.settings, self.broker, self.hands, Upward(events, logs, self.pulse),  # type: ignore[arg-type]
+        self.sync = Sync(self.settings, self.broker, self.hands, Upward(events, logs, self.pulse, self.hands),  # type: ignore[arg-type]
                          self.rejections)
 
     def order(self, serial: int, age_s: float = 0.0, **fields: object) -> bool:
@@ -115,6 +120,17 @@ def test_one_order_that_fails_stops_no_other_and_is_tried_again(bench: Bench) ->
     bench.hands.fails = set()
     assert bench.sync.run_once() is True
     assert ("launch", "a") in bench.hands.done
+
+
+def test_orders_about_the_hardware_stand_in_nobodys_way_and_are_handed_on_again(bench: Bench) -> None:
+    bench.hands.fails = {"o1"}
+    orders = [ReleaseOrder(id="o1")]
+    bench.order(1, launches=[launch("a")], orders=orders)
+    assert bench.hands.done == [("launch", "a")]
+    bench.hands.fails = set()
+    assert bench.sync.run_once() and bench.hands.done[1:] == [("hardware", "o1")]
+    bench.order(2, launches=[launch("a")], orders=orders)
+    assert bench.hands.done[2:] == [("hardware", "o1")], "what it does about a repeat is for the book of orders"
 
 
 def test_an_older_order_is_refused_an_equal_one_is_not(bench: Bench) -> None:
