@@ -52,7 +52,7 @@ def end_what_is_over(gpus: list[Gpu]) -> None:
     """Warnings about links end by themselves. They fenced nothing, so no state follows."""
     over = {gpu.pk: verdicts.over(gpu.hardware) for gpu in gpus}
     rows = Health.objects.filter(gpu__in=gpus, kind__in=("slow_link", "link_down"), resolved_at=None)
-    done = [row.pk for row in rows if row.kind in over[row.gpu_id]]
+    done = [row.pk for row in rows if row.kind in over.get(row.gpu_id or 0, ())]
     if done:
         health.resolve(Health.objects.filter(pk__in=done))
 
