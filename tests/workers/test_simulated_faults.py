@@ -184,6 +184,38 @@ def test_a_memory_error_counts_raises_events_and_wants_a_reset(make_desk: Make) 
     assert desk.reading(desk.uuid(4)).ecc_uncorrected == 0
 
 
+def test_after_its_time_a_board_is_as_if_it_had_been_reset(make_desk: Make) -> None:
+    desk = make_desk(NODE, "gpu5:ecc@15s+10s gpu5:nvlink1down@15s+60s")
+    after(desk, 16)
+    assert desk.hardware(5).row_remap_pending is True
+    after(desk, 10)
+    found = desk.hardware(5)
+    assert (found.row_remap_pending, found.recovery_action, found.ecc_uncorrected_total) == (False, 0, 0)
+    assert found.links[1].active is False
+    after(desk, 50)
+    assert {link.active for link in desk.hardware(5).links} == {True}
+
+
+SYMPTOMS = {
+    "lost@3s": {"lost"}, "lost@3s+40s": {"lost", "back"}, "throttle@3s": {"throttle"}, "slowlink@3s": {"slow_link"},
+    "ecc@3s": {"ecc", "row_remap", "recovery"}, "nvlink2down@3s": {"link_down"}, "xid94@3s": set(),
+    "memstuck@3s": set(), "badpids@3s": set(), "nometric=power@3s": set(), "throttle@3s+10s": set(),
+}
+
+
+@pytest.mark.parametrize("fault", SYMPTOMS)
+def test_what_is_noticed_of_a_fault_on_a_busy_gpu_and_of_no_other(make_desk: Make, fault: str) -> None:
+    """Beside what the driver tells by itself."""
+    desk, symptoms = make_desk(NODE, f"gpu2:{fault}"), Symptoms()
+    seen: set[tuple[str | None, str]] = set()
+    for _ in range(30):
+        ticks = round(100 * (desk.now + 2))
+        desk.hold(*(holder(10 + gpu, desk.uuid(gpu), cpu_ticks=ticks) for gpu in (1, 2)), after_s=2.0)
+        found = symptoms.of_readings(desk.driver.read()) + symptoms.of_hardware(desk.driver.hardware(), desk.now)
+        seen |= {(event.gpu_uuid, event.kind) for event in found}
+    assert seen == {(desk.uuid(2), kind) for kind in SYMPTOMS[fault]}
+
+
 def test_an_nvlink_that_is_down_is_no_link_any_more(make_desk: Make) -> None:
     desk = make_desk(NODE, "gpu6:nvlink2down@5s")
     after(desk, 6)

@@ -67,7 +67,7 @@ class Places:
 class Scenario:
     def __init__(self, machine: Machine, items: list[Item], started: float, places: Places | None = None) -> None:
         """`started` is on the machine's clock."""
-        self._machine, self._items, self._started = machine, items, started
+        self._machine, self._items, self._started = machine, sorted(items, key=lambda one: one.start_s), started
         self._places = places or Places()
         self._begun: set[str] = set()
         self._told = recall(self._places.told, started)
@@ -91,7 +91,8 @@ class Scenario:
                 self._begin(one)
         self._remember()
         for gpu in self._machine.gpus:
-            gpu.condition = condition([one for one in on if one.gpu == gpu.index])
+            its_own = [one for one in on if one.gpu == gpu.index]
+            gpu.condition, gpu.errors = condition(its_own), errors_of(its_own)
         self._hung = [one for one in on if one.fault == "hang"]
         self.faults = faults_of(on)
         times = itertools.chain.from_iterable((one.start_s, one.end_s) for one in self._items)
@@ -112,7 +113,6 @@ class Scenario:
         if one.gpu is None:
             return
         gpu = self._machine.gpus[one.gpu]
-        hurt(gpu.errors, one)
         if one.words in self._told.words:
             return
         for kind, data in events_of(one):
@@ -123,7 +123,9 @@ class Scenario:
     def _remember(self) -> None:
         if self._places.told and self._begun - self._told.words:
             self._told.words |= self._begun
-            self._places.told.write_bytes(msgspec.json.encode(self._told))
+            draft = self._places.told.with_suffix(".new")
+            draft.write_bytes(msgspec.json.encode(self._told))
+            draft.replace(self._places.told)
 
     def _log(self, gpu: Gpu, code: int) -> None:
         if self._places.kernel_log:
@@ -141,6 +143,14 @@ def recall(path: Path | None, started: float) -> Told:
     except (OSError, msgspec.MsgspecError):
         told = None
     return told if told and told.started == started else Told(started, set())
+
+
+def errors_of(on: list[Item]) -> Errors:
+    """After the end of a fault a board is as if it had been reset."""
+    errors = Errors()
+    for one in on:
+        hurt(errors, one)
+    return errors
 
 
 def hurt(errors: Errors, one: Item) -> None:
