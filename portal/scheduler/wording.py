@@ -8,6 +8,7 @@ from portal.scheduler.snapshot import GpuView, Needs, NodeView
 from portal.scheduler.topology import largest_joined
 
 GB = 1_000_000_000
+TROUBLES_NAMED = 3
 LINK_WORDS = {"nvlink": "NVLink", "pcie-switch": "one PCIe switch or NVLink"}
 
 
@@ -87,7 +88,17 @@ def node_needed(needs: Needs, nodes: Sequence[NodeView], pools: Pools) -> str:
         return f"Waiting for {asked(needs)}. {', '.join(f'{node.name} is {node.unavailable}' for node in away[:3])}."
     if needs.gpus == 0:
         return f"Waiting for {asked(needs)}. No node takes work now."
-    return f"Waiting for {asked(needs)}. Some GPUs that it needs are not healthy."
+    return f"Waiting for {asked(needs)}. {unwell(needs, nodes)}"
+
+
+def unwell(needs: Needs, nodes: Sequence[NodeView]) -> str:
+    """-> "GPU 3 of n1 is dirty, GPU 5 of n1 is lost."."""
+    named = [f"GPU {gpu.index} of {node.name} is {gpu.trouble}"
+             for node in nodes for gpu in node.gpus if gpu.trouble and needs.accepts(gpu)]  # fmt: skip
+    if not named:
+        return "Some GPUs that it needs are not healthy."
+    more = f", and {len(named) - TROUBLES_NAMED} more are not healthy" if len(named) > TROUBLES_NAMED else ""
+    return f"{', '.join(named[:TROUBLES_NAMED])}{more}."
 
 
 def impossible(needs: Needs, nodes: Sequence[NodeView]) -> tuple[str, str]:
@@ -105,7 +116,8 @@ def impossible(needs: Needs, nodes: Sequence[NodeView]) -> tuple[str, str]:
     models = ", ".join(sorted({gpu.model for gpu in gpus}))
     named = [gpu for gpu in gpus if not needs.models or any(matches(wish, gpu.name) for wish in needs.models)]
     if not named:
-        return "resources.gpu", f"no node has GPUs called {kind_word(needs, 1)}; there are: {models}."
+        what = f"a slice {needs.mig} of GPUs" if needs.mig else "GPUs"
+        return "resources.gpu", f"no node has {what} called {model_words(needs)}; there are: {models}."
     fitting = [gpu for gpu in named if needs.accepts(gpu)]
     if not fitting:
         largest = max(gpu.memory_bytes or 0 for gpu in named) / GB
