@@ -23,11 +23,11 @@ ALWAYS_MISSING = {
 class Desk:
     """A simulated node whose clock, processes and faults the test sets."""
 
-    def __init__(self, topology: str) -> None:
+    def __init__(self, topology: str, script: str = "") -> None:
         self.faults, self.holders, self.now = Faults(), list[Holder](), 1000.0
         facts = AMD_CATALOGUE.topologies[topology]
         self.machine = AmdMachine(facts, "desk", clock=lambda: self.now, scan=lambda uuids: self.holders)
-        self.library = simulated_amd.install(topology, "desk", lambda: self.faults, self.machine)
+        self.library = simulated_amd.install(topology, "desk", lambda: self.faults, self.machine, script)
         self.driver = AmdSmiDriver(clock=lambda: self.now)
 
     def hold(self, *holders: Holder, after_s: float = 1.0) -> None:

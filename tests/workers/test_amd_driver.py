@@ -12,7 +12,7 @@ from workers.gpus.amd_details import OTHER_DIE, ranges
 from workers.gpus.amd_readings import FIRST_SAMPLE
 from workers.gpus.faults import Fault, Faults
 from workers.gpus.holders import Holder
-from workers.gpus.simulated_amd_machine import CONTEXT_BYTES, RESIDENT_SCALE
+from workers.gpus.simulated_amd_machine import CONTEXT_BYTES, RESIDENT_SCALE, AmdCondition
 from workers.gpus.symptoms import Symptoms
 
 __all__ = ["desk"]
@@ -144,7 +144,7 @@ def test_time_under_a_limit_is_told_with_its_reason(desk: Callable[[str], Desk])
     assert reading.throttle_reasons == 0x4
     assert reading.power_violation_ns == 2e9  # of the scan at 2 s on it is known to be busy
     bench.hold()
-    bench.machine.gpus[0].is_hot = True
+    bench.machine.gpus[0].condition = AmdCondition(hot=True)
     bench.reading(0)
     bench.now += 1.0
     assert bench.reading(0).throttle_reasons == 0x20
@@ -185,7 +185,7 @@ def test_an_older_board_says_that_it_is_held_back_but_not_why(desk: Callable[[st
     bench = desk("MI250X-4")
     bench.listed()
     assert bench.reading(0).throttle_reasons == 0
-    bench.machine.gpus[0].is_hot = True
+    bench.machine.gpus[0].condition = AmdCondition(hot=True)
     reading = bench.reading(0)
     assert reading.throttle_reasons == 0x8
     assert reading.missing["nvlink_received_bytes_per_s"] == "not_supported"
@@ -198,7 +198,7 @@ def test_links_pcie_and_partition_are_told(desk: Callable[[str], Desk]) -> None:
     assert (details.pcie_generation, details.pcie_width, details.pcie_generation_max, details.pcie_width_max) == (
         5, 16, 5, 16)
     assert (details.partition, details.ecc_enabled, details.row_remap_pending) == ("SPX/NPS1", True, False)
-    bench.machine.gpus[3].links_down = {2}
+    bench.machine.gpus[3].condition = AmdCondition(links_down=frozenset({2}))
     assert [link.active for link in bench.hardware(3).links] == [True, True, False, True, True, True, True]
 
 
@@ -222,7 +222,7 @@ def test_what_becomes_worse_is_noticed_like_that_of_other_makers(desk: Callable[
     bench.listed()
     assert look() == []
     bench.machine.gpus[4].bad_pages = [0, 0, 1]
-    bench.machine.gpus[5].links_down = {0}
+    bench.machine.gpus[5].condition = AmdCondition(links_down=frozenset({0}))
     bench.machine.gpus[6].uncorrected = 3
     bench.machine.gpus[7].bad_pages = [2]
     bench.faults = Faults(lost=[0])

@@ -9,6 +9,7 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from workers.gpus.amd_boards import AMD_CATALOGUE
 from workers.gpus.boards import CATALOGUE
 
 SCRIPT_VARIABLE = "GPUYARD_SIM_FAULTS_SCRIPT"
@@ -26,6 +27,7 @@ GPU_FAULTS = {
     "nometric=NAME": "one value is not supported, e.g. nometric=temperature",
 }
 NODE_FAULTS = {"mismatch": "driver and library versions differ", "unloaded": "the kernel module is not loaded"}
+NVIDIAS_OWN = frozenset({"xid", "mismatch"})
 METRICS = ("utilization", "memory", "power", "temperature", "memory_temperature", "sm_clock", "memory_clock", "energy",
            "throttle_reasons", "processes", "fan", "encoder", "decoder", "ecc", "pcie", "nvlink")
 
@@ -108,12 +110,24 @@ def check_on(items: list[Item], topology: str | None) -> None:
     """That a simulated node has what the script breaks. Raises ScriptError."""
     if not items:
         return
+    if topology in AMD_CATALOGUE.topologies:
+        check_on_amd(items, topology)
+        return
     if topology not in CATALOGUE.topologies:
-        choices = ", ".join(sorted(CATALOGUE.topologies))
+        choices = ", ".join(sorted({*CATALOGUE.topologies, *AMD_CATALOGUE.topologies}))
         raise ScriptError(f"{items[0].words!r} cannot be played on {topology!r}: choose one of {choices}.")
     node = CATALOGUE.topologies[topology]
     board = CATALOGUE.boards[node.board]
     check(items, len(node.numa), board.nvlinks, has_ecc=board.has_ecc)
+
+
+def check_on_amd(items: list[Item], topology: str) -> None:
+    node = AMD_CATALOGUE.topologies[topology]
+    for one in items:
+        if one.fault in NVIDIAS_OWN:
+            raise ScriptError(f"{one.words!r}: only NVIDIA's driver does that, {topology} has cards of AMD.")
+    gpus = range(len(node.numa))
+    check(items, len(gpus), min(len(node.link_ends(gpu)) for gpu in gpus), has_ecc=True)
 
 
 def check(items: list[Item], gpus: int, links: int, *, has_ecc: bool) -> None:

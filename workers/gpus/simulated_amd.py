@@ -4,6 +4,7 @@ Names, arguments, the shape of the answers, units and exceptions are those of th
 text where a number is missing, and the identity of a GPU that is remembered although it has left the bus.
 """
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -13,10 +14,12 @@ from typing import Any
 from workers.gpus.amd_boards import AMD_CATALOGUE, AmdTopology
 from workers.gpus.amd_library import INVALID, IO_ERROR, MODULE, NOT_INITIALIZED, UNSUPPORTED
 from workers.gpus.base import DriverUnavailable
+from workers.gpus.fault_script import SCRIPT_VARIABLE, STARTED_VARIABLE, Item, ScriptError, check_on, parse
 from workers.gpus.faults import FaultSource, source_from_environment
 from workers.gpus.simulated_amd_answers import Answers
 from workers.gpus.simulated_amd_machine import AmdGpu, AmdMachine
 from workers.gpus.simulated_amd_names import NAMES, AmdSmiInitFlags, AmdSmiParameterException, library_exception
+from workers.gpus.simulated_amd_scenario import AmdScenario
 
 REMEMBERED = frozenset({
     "amdsmi_get_gpu_device_bdf", "amdsmi_get_gpu_device_uuid", "amdsmi_get_gpu_enumeration_info",
@@ -27,9 +30,13 @@ _replaced: list[ModuleType | None] = []
 
 
 def install(topology: str | None, node: str, faults: FaultSource | None = None,
-            machine: AmdMachine | None = None) -> "SimulatedAmdSmi":
+            machine: AmdMachine | None = None, script: str | None = None) -> "SimulatedAmdSmi":
     """Puts a simulated node in the place of AMD's binding, until `uninstall`."""
-    module = SimulatedAmdSmi(machine or AmdMachine(topology_named(topology), node), faults or source_from_environment())
+    machine = machine or AmdMachine(topology_named(topology), node)
+    items = items_of(os.environ.get(SCRIPT_VARIABLE, "") if script is None else script, topology)
+    started = float(os.environ.get(STARTED_VARIABLE) or machine.clock())
+    scenario = AmdScenario(machine, items, faults or source_from_environment(), machine.clock, started)
+    module = SimulatedAmdSmi(machine, scenario)
     if not _replaced:
         _replaced.append(sys.modules.get(MODULE))
     sys.modules[MODULE] = module
@@ -41,6 +48,16 @@ def uninstall() -> None:
         sys.modules.pop(MODULE, None)
         if (before := _replaced.pop()) is not None:
             sys.modules[MODULE] = before
+
+
+def items_of(script: str, topology: str | None) -> list[Item]:
+    """Raises DriverUnavailable."""
+    try:
+        items = parse(script)
+        check_on(items, topology)
+    except ScriptError as error:
+        raise DriverUnavailable(str(error)) from error
+    return items
 
 
 def topology_named(name: str | None) -> AmdTopology:
@@ -86,6 +103,8 @@ class SimulatedAmdSmi(ModuleType):
     def _guarded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def symbol(*arguments: Any) -> Any:
             faults, names = self.faults(), called(arguments)
+            if faults.everything is not None and name != "amdsmi_shut_down":
+                raise library_exception(faults.everything)
             if delay_s := faults.delay_s(name, names):
                 time.sleep(delay_s)
             if faults.is_lost(names) and name not in REMEMBERED:

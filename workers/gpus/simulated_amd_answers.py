@@ -21,6 +21,8 @@ CORES_PER_NUMA_NODE = 48
 SERIAL_OF_OAM = "69233{:07d}"
 XGMI_WEIGHT, PCIE_WEIGHT = 15, 20
 ECC_BLOCKS = 0x1FFF
+IMPOSSIBLE = ((0xFFFFFFFF, 0), (0, 0))
+SLOW_SPEED, SLOW_WIDTH = 2500, 4
 
 
 class Answers:
@@ -135,12 +137,13 @@ class Answers:
             "current_uclk": gpu.board.memory_clock_mhz,
             "pcie_link_width": gpu.board.pcie_width, "pcie_link_speed": gpu.board.pcie_speed // 100,
         }
-        return table | (new_table(gpu, watts) if is_new(gpu) else old_table(gpu, watts))
+        table |= new_table(gpu, watts) if is_new(gpu) else old_table(gpu, watts)
+        return table | dict.fromkeys(gpu.condition.hidden & set(table), NOT_KNOWN)
 
     def get_gpu_process_list(self, gpu: AmdGpu) -> list[dict[str, Any]]:
         return [{"name": NOT_KNOWN, "pid": pid, "mem": size, "engine_usage": {"gfx": 0, "enc": 0},
                  "memory_usage": {"gtt_mem": 0, "cpu_mem": 0, "vram_mem": size}, "cu_occupancy": NOT_KNOWN}
-                for pid, size in gpu.processes]
+                for pid, size in [*gpu.processes, *(IMPOSSIBLE if gpu.condition.bad_pids else ())]]
 
     # How it is joined, and how it is.
 
@@ -175,14 +178,15 @@ class Answers:
         return {"num_links": len(links), "links": links + [dict(empty)] * (LINKS_IN_TABLE - len(links))}
 
     def get_gpu_xgmi_link_status(self, gpu: AmdGpu) -> dict[str, Any]:
-        states = ["D" if link in gpu.links_down else "U" for link in range(len(gpu.link_ends))]
+        states = ["D" if link in gpu.condition.links_down else "U" for link in range(len(gpu.link_ends))]
         return {"status": states, "total_links": len(states)}
 
     def get_pcie_info(self, gpu: AmdGpu) -> dict[str, Any]:
-        board = gpu.board
+        board, slow = gpu.board, gpu.condition.slow_link
+        speed, width = (SLOW_SPEED, SLOW_WIDTH) if slow else (board.pcie_speed, board.pcie_width)
         return {"pcie_static": {"max_pcie_width": board.pcie_width, "max_pcie_speed": board.pcie_speed,
                                 "pcie_interface_version": board.pcie_speed // 8000 + 1, "slot_type": "OAM"},
-                "pcie_metric": {"pcie_width": board.pcie_width, "pcie_speed": board.pcie_speed, "pcie_bandwidth": 0,
+                "pcie_metric": {"pcie_width": width, "pcie_speed": speed, "pcie_bandwidth": 0,
                                 "pcie_replay_count": 0, "pcie_l0_to_recovery_count": 0,
                                 "pcie_replay_roll_over_count": 0, "pcie_nak_sent_count": 0,
                                 "pcie_nak_received_count": 0,
@@ -231,7 +235,7 @@ def old_table(gpu: AmdGpu, watts: int) -> dict[str, Any]:
     none = [NOT_KNOWN] * LINKS_IN_TABLE
     return {
         "current_socket_power": NOT_KNOWN, "average_socket_power": watts, "current_gfxclk": gpu.sm_clock_mhz,
-        "current_gfxclks": list(none), "throttle_status": gpu.is_hot, "indep_throttle_status": gpu.is_hot,
+        "current_gfxclks": list(none), "throttle_status": gpu.condition.hot, "indep_throttle_status": gpu.condition.hot,
         "pcie_replay_count_acc": NOT_KNOWN, "accumulation_counter": NOT_KNOWN, "prochot_residency_acc": NOT_KNOWN,
         "ppt_residency_acc": NOT_KNOWN, "socket_thm_residency_acc": NOT_KNOWN, "vr_thm_residency_acc": NOT_KNOWN,
         "hbm_thm_residency_acc": NOT_KNOWN, "xgmi_read_data_acc": list(none), "xgmi_write_data_acc": list(none),

@@ -22,10 +22,23 @@ THERMAL_TIME_S = 25.0
 IDLE_TEMPERATURE_C, LOADED_RISE_C, MEMORY_RISE_C = 38.0, 42.0, 5.0
 TICKS_PER_S = 1000.0
 CAPPED_FROM = 0.97
+STUCK_SHARE = 0.6
 LINK_SHARE = 0.3
 """Of an XGMI link that busy GPUs of one team use."""
 
 Scan = Callable[[frozenset[str]], list[holders.Holder]]
+
+
+@dataclass(frozen=True, slots=True)
+class AmdCondition:
+    """What a scripted fault does to a GPU as long as it lasts."""
+
+    hot: bool = False
+    slow_link: bool = False
+    memory_stuck: bool = False
+    bad_pids: bool = False
+    links_down: frozenset[int] = frozenset()
+    hidden: frozenset[str] = frozenset()  # of the table that is read in one go
 
 
 @dataclass(slots=True)
@@ -45,8 +58,7 @@ class AmdGpu:
     capped_ticks: float = 0.0
     hot_ticks: float = 0.0
     link_kib: list[float] = field(default_factory=list)  # each way
-    links_down: set[int] = field(default_factory=set)
-    is_hot: bool = False
+    condition: AmdCondition = AmdCondition()
     corrected: int = 0
     uncorrected: int = 0
     bad_pages: list[int] = field(default_factory=list)  # their states
@@ -69,7 +81,8 @@ class AmdGpu:
 
     @property
     def used_bytes(self) -> int:
-        return sum(size for _, size in self.processes)
+        used = sum(size for _, size in self.processes)
+        return max(used, round(self.memory_bytes * STUCK_SHARE)) if self.condition.memory_stuck else used
 
     @property
     def power_w(self) -> float:
@@ -82,7 +95,7 @@ class AmdGpu:
         board = self.board
         if not self.processes:
             return board.idle_sm_clock_mhz
-        return round(board.sm_clock_mhz * (0.5 if self.is_hot else 1 - 0.1 * self.utilization))
+        return round(board.sm_clock_mhz * (0.5 if self.condition.hot else 1 - 0.1 * self.utilization))
 
     def pass_time(self, seconds: float) -> None:
         target = IDLE_TEMPERATURE_C + LOADED_RISE_C * self.utilization
@@ -91,11 +104,11 @@ class AmdGpu:
         self.ticks += seconds * TICKS_PER_S
         if self.utilization > CAPPED_FROM:
             self.capped_ticks += seconds * TICKS_PER_S
-        if self.is_hot:
+        if self.condition.hot:
             self.hot_ticks += seconds * TICKS_PER_S
         one_way_kib_per_s = self.board.xgmi_max_bandwidth * 1e9 / 8 / KIB
         for link, peer in enumerate(self.link_ends):
-            if peer in self.mates and link not in self.links_down:
+            if peer in self.mates and link not in self.condition.links_down:
                 self.link_kib[link] += one_way_kib_per_s * LINK_SHARE * self.utilization * seconds
 
 
@@ -105,7 +118,7 @@ class AmdMachine:
         self.topology = topology
         self.gpus = [new_gpu(topology, node, index) for index in range(len(topology.numa))]
         self._by_uuid = {gpu.uuid: gpu for gpu in self.gpus}
-        self._clock, self._scan = clock, scan or holders.Scanner(holders.ROCR_VISIBLE)
+        self.clock, self._scan = clock, scan or holders.Scanner(holders.ROCR_VISIBLE)
         self._scanned_at: float | None = None
         self._cpu_ticks: dict[tuple[int, int], int] = {}
 
@@ -115,7 +128,7 @@ class AmdMachine:
 
     def refresh(self) -> None:
         """Follows the processes. Cheap when called often."""
-        now = self._clock()
+        now = self.clock()
         elapsed = None if self._scanned_at is None else now - self._scanned_at
         if elapsed is not None and elapsed < SCAN_EVERY_S:
             return
