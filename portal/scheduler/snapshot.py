@@ -66,6 +66,7 @@ class GpuView:
     free: bool = True
     healthy: bool = True
     mig: str = ""  # profile, of a slice
+    trouble: str = ""  # what is wrong with it, in a word
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,7 @@ def gpu_view(row: Any, closed_card: Any) -> GpuView:
         row.uuid, row.index, row.name, row.model, row.memory_total_bytes, mig=row.mig_profile,
         free=not row.held and not any(one.draining for one in above),
         healthy=row.state == GpuState.OK and (closed_card is None or closed_card.state not in BROKEN),
+        trouble=next((one.state for one in above if one.state != GpuState.OK), ""),
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from portal.models import Gpu, HardwareOrder, Health, Node
 from portal.services import attempts, health, scheduling
 from portal.services.judging import Judge
 from tests.portal.conftest import Cast, make_node
-from tests.portal.orders import RUNNING, STARTING, SUCCEEDED, report, started, submitted
+from tests.portal.orders import RUNNING, STARTING, SUCCEEDED, fresh, report, started, submitted
 from wire.hardware import HealthEvent
 from wire.reports import GpuProcess, GpuReading
 
@@ -66,6 +66,7 @@ def test_a_foreign_process_makes_the_gpu_dirty_until_it_is_gone(room: Room, cast
     )
     waiting = submitted(cast.bob, gpus=2)
     assert scheduling.run_cycle().started == []
+    assert fresh(waiting).hold_message == "Waiting for 2 GPUs. GPU 0 of n1 is dirty."
     assert room.second() == "dirty", "one clean reading may be a hiccup"
     assert room.second() == "ok"
     assert scheduling.run_cycle().started == [waiting.pk]
