@@ -62,6 +62,7 @@ def identity(cell: Cell) -> list[Fact]:
         Fact("Persistence mode", on_off(hardware.get("persistence_mode")), why_of(hardware, "persistence_mode")),
         Fact("ECC over its life", ecc_total(hardware), why_of(hardware, "ecc_uncorrected_total")),
         Fact("Rows remapped", rows_remapped(hardware), why_of(hardware, "rows_remapped_uncorrectable")),
+        *([Fact("Partition", str(hardware["partition"]))] if hardware.get("partition") else []),
         *([Fact("Guest", f"{details['virtual']}: sees part of a card")] if details.get("virtual") else []),
     ]
 
