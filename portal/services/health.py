@@ -147,8 +147,13 @@ def resolve(rows: QuerySet[Health], actor: User | None = None) -> int:
     return rows.filter(resolved_at=None).update(resolved_at=timezone.now(), resolved_by=actor)
 
 
+@transaction.atomic
 def settle(gpu: Gpu, *, actor: User | None = None) -> bool:
-    """Its state as its open findings ask for it, and that of its slices. -> whether it changed."""
+    """Its state as its open findings ask for it, and that of its slices. -> whether it changed.
+
+    The row is locked first: a report and an administrator may come at the same moment.
+    """
+    gpu.refresh_from_db(fields=["state", "state_reason", "state_since"], from_queryset=Gpu.objects.select_for_update())
     state, reason = verdicts.worst((of_row(row).state, reason_of(row)) for row in open_rows(gpu))
     reason = storable(reason, verdicts.REASON_CHARS)
     changed = transitions.move(gpu, state, message=reason or "Nothing is open any more.", actor=actor,

@@ -188,6 +188,15 @@ def test_a_quarantine_by_hand_lasts_until_the_release(cast: Cast) -> None:
     assert state(node) == "ok"
 
 
+def test_what_was_read_before_somebody_else_changed_it_does_no_harm(cast: Cast) -> None:
+    node = make_node(gpus=1)
+    early, later = card(node), card(node)
+    health.quarantine(early, "smoke", actor=cast.alice)
+    assert health.release(later, actor=cast.alice).state == "ok" == state(node)
+    health.report(node, event("ecc", early, message="uncorrectable"))
+    assert health.release(early, actor=cast.alice).state == "ok" == state(node)
+
+
 def test_findings_about_a_card_fence_its_slices_and_those_of_a_slice_no_other(cast: Cast) -> None:
     node = make_node(gpus=1)
     parent = card(node)
