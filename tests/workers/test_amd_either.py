@@ -120,6 +120,24 @@ def test_a_machine_with_both_makers_lists_both(both: Both) -> None:
     driver.close()
 
 
+@pytest.mark.parametrize("maker", ["nvidia", "amd"])
+def test_a_driver_that_goes_away_leaves_the_other_makers_cards_and_may_come_back(both: Both, maker: str) -> None:
+    both()
+    away = Faults()
+    simulated.install("HGX-H100-4", "both", lambda: away if maker == "nvidia" else Faults())
+    simulated_amd.install("MI300X-8", "both", lambda: away if maker == "amd" else Faults())
+    driver = EitherDriver(pci_devices=Path("/nowhere"))
+    driver.start()
+    before = driver.enumerate()
+    away = Faults(everything=9 if maker == "nvidia" else 34)
+    after = driver.enumerate()
+    assert {info.vendor for info in after.infos} == {"amd" if maker == "nvidia" else "nvidia"}
+    assert "not loaded" in (after.problem or "")
+    away = Faults()
+    driver.renew()
+    assert driver.enumerate() == before
+
+
 def test_a_gpu_of_the_second_maker_that_must_not_be_asked_keeps_its_index(both: Both) -> None:
     both()
     driver = EitherDriver(skip=[6])

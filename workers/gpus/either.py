@@ -67,12 +67,18 @@ class EitherDriver:
     def enumerate(self) -> GpuList:
         """A maker without a card here has nothing to say as long as the other one has some."""
         lists: list[GpuList] = []
+        refusals: list[str] = []
         for driver in self._awake:
             if driver is self._amd:
                 self._amd.first_index = max((info.index + 1 for one in lists for info in one.infos), default=0)
-            lists.append(driver.enumerate())
+            try:
+                lists.append(driver.enumerate())
+            except DriverUnavailable as error:  # it may be back at the next look; the other maker's cards are there
+                refusals.append(str(error))
+        if not lists:
+            raise DriverUnavailable(" ".join(refusals))
         full = [one for one in lists if one.infos] or lists
-        problems = [*self._problems, *(one.problem for one in full if one.problem)]
+        problems = [*self._problems, *refusals, *(one.problem for one in full if one.problem)]
         return GpuList(
             infos=[info for one in full for info in one.infos], links=[link for one in full for link in one.links],
             nvswitch=any(one.nvswitch for one in full),
