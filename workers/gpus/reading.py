@@ -116,22 +116,25 @@ class Reading:
         took_s = time.monotonic() - began
         told = self._within(self._pace.deadline_s, self._driver.events)
         self._notice(told)  # before the library is opened anew, which forgets them
-        self._list_if_due(readings, began)
+        if self._list_if_due(readings, began):
+            # A slice that was cut away is no GPU that was lost, and one bad moment is none either.
+            readings = self._within(self._pace.deadline_s, self._driver.read)
+            self._silent = silent_among(readings)
         self._send(Read([self._owners.named(reading) for reading in readings], took_s))
         events = self._symptoms.of_readings(readings)
         if told or events or began - self._details_at >= self._pace.details_every_s:
             events += self._look_closely()
         self._notice(events)
 
-    def _list_if_due(self, readings: list[GpuReading], now: float) -> None:
-        """First of all when a GPU fell silent: if it is the driver that has gone, then no GPU is to blame."""
-        silent = {reading.uuid for reading in readings if "gpu" in reading.missing}
+    def _list_if_due(self, readings: list[GpuReading], now: float) -> bool:
+        """-> whether GPUs fell silent or came back. If it is the driver that has gone, then no GPU is to blame."""
+        silent = silent_among(readings)
         changed = silent != self._silent
         if changed or now - self._listed_at >= self._list_after_s:
             self._list_after_s = LIST_SOON_S if changed and silent else min(2 * self._list_after_s, LIST_EVERY_S)
-            self._silent = silent
             self._within(self._pace.start_deadline_s, self._driver.renew)
             self._list(self._pace.deadline_s)
+        return changed
 
     def _notice(self, events: list[HealthEvent]) -> None:
         if events:
@@ -227,6 +230,10 @@ def without_counters(hardware: GpuHardware) -> GpuHardware:
     links = [msgspec.structs.replace(link, transmitted_bytes=None, received_bytes=None) for link in hardware.links]
     # The generation of the PCIe link follows the load.
     return msgspec.structs.replace(hardware, links=links, pcie_generation=None)
+
+
+def silent_among(readings: list[GpuReading]) -> set[str]:
+    return {reading.uuid for reading in readings if "gpu" in reading.missing}
 
 
 def released(uuid: str) -> GpuReading:
