@@ -1,12 +1,13 @@
 """What goes wrong with AMD's GPUs and their library, and that it costs only what it must."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from amd_desk import ALWAYS_MISSING, GIB, MIB, Desk, desk, holder
 
-from workers.gpus import DriverUnavailable, simulated_amd
+from workers.gpus import DriverUnavailable, amd_details, simulated_amd
 from workers.gpus.amdsmi import AmdSmiDriver
 from workers.gpus.faults import Delay, Faults, Return, Text
 from workers.gpus.simulated_amd_machine import CONTEXT_BYTES, RESIDENT_SCALE
@@ -131,6 +132,20 @@ def test_an_older_binding_without_some_functions_is_read_by_what_it_has(desk: Ca
     assert reading.memory_used_bytes == CONTEXT_BYTES + RESIDENT_SCALE * GIB
     assert reading.power_mw is not None and reading.temperature_c == 38.0
     assert reading.missing["throttle_reasons"] == "not_supported"
+
+
+def test_cores_that_the_library_cannot_tell_are_those_of_the_kernel(
+    desk: Callable[[str], Desk], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    bench = desk("MI300X-8")
+    bench.faults = Faults(returns=[Return(symbol="amdsmi_get_cpu_affinity_with_scope", code=1)])
+    monkeypatch.setattr(amd_details, "PCI_DEVICES", tmp_path)
+    card = tmp_path / bench.machine.gpus[2].bus_id
+    card.mkdir()
+    (card / "local_cpulist").write_text("32-47,96-111\n")
+    infos = bench.listed().infos
+    assert infos[2].cpu_affinity == "32-47,96-111"
+    assert infos[3].cpu_affinity is None and infos[3].missing["cpu_affinity"] == "not_supported"
 
 
 def test_a_gpu_lost_in_mid_run_costs_only_itself(desk: Callable[[str], Desk]) -> None:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 from wire.hardware import GpuHardware, NvLink
@@ -17,6 +18,8 @@ VIRTUAL = {"GUEST": "vgpu", "PASSTHROUGH": "passthrough"}
 PCIE_GENERATIONS = {2500: 1, 5000: 2, 8000: 3, 16000: 4, 32000: 5, 64000: 6}  # by MT/s
 LINK_UP, LINK_DOWN = "U", "D"
 RESERVED, PENDING, UNRESERVABLE = 0, 1, 2  # AMDSMI_MEM_PAGE_STATUS_*
+
+PCI_DEVICES = Path("/sys/bus/pci/devices")
 
 OTHER_DIE = "reported by the other die"
 TWO_DIES = ("MI250",)
@@ -55,7 +58,8 @@ def info_of(smi: Any, handle: Any, uuid: str, index: int) -> GpuInfo:
         numa_node=probe("numa_node", lambda: numa_node(smi, handle)),
         virtual=VIRTUAL.get(Probe()("virtual", lambda: smi.amdsmi_get_gpu_virtualization_mode(handle)["mode"].name)
                             or ""),
-        cpu_affinity=probe("cpu_affinity", lambda: cpu_affinity(smi, handle)),
+        cpu_affinity=probe("cpu_affinity", lambda: Probe()("library", lambda: cpu_affinity(smi, handle)),
+                           lambda: cores_near(smi.amdsmi_get_gpu_device_bdf(handle))),
         vbios=probe("vbios", lambda: words(smi.amdsmi_get_gpu_vbios_info(handle)["version"])),
     )
     add_limits(smi, handle, info, probe)
@@ -133,6 +137,12 @@ def degrees(value: Any) -> int | None:
 def cpu_affinity(smi: Any, handle: Any) -> str | None:
     masks = list(smi.amdsmi_get_cpu_affinity_with_scope(handle, smi.AmdSmiAffinityScope.NUMA_SCOPE))
     return ranges(64 * place + bit for place, mask in enumerate(masks) for bit in range(64) if mask >> bit & 1) or None
+
+
+def cores_near(bus_id: str) -> str | None:
+    """As the kernel knows them: the library has to be able to count the processors first, and often is not."""
+    path = PCI_DEVICES / bus_id / "local_cpulist"
+    return (path.read_text().strip() or None) if path.exists() else None
 
 
 def ranges(cores: Iterable[int]) -> str:
