@@ -7,6 +7,7 @@ deleted. A crash in the middle leaves all as it was; a block that comes late is 
 import logging
 import math
 import time
+from dataclasses import dataclass
 
 from django.db import DatabaseError, connection, transaction
 from django.db.models import F
@@ -14,16 +15,117 @@ from django.db.models.functions import Floor
 
 from portal.models import Gpu, SampleBlock
 from portal.services import raw, rollups
-from portal.services.raw import Columns, columns_of, decode_payload, decode_samples
+from portal.services.errors import Problem, field_problem
+from portal.services.raw import ENERGY, FIELDS, Columns, columns_of, decode_payload, decode_samples
 from portal.services.rollups import FINE, LEVELS, Track
-from portal.services.samples import RAW_S
+from portal.services.samples import POINTS_MOST, RAW_S, Found, Span, collected, stats_of, stretched
 
 BUDGET_S = 2.0  # of a run; the scheduler waits for the same processor
 STRETCHES_PER_RUN = 2000
 BLOCKS_AT_ONCE = 1000
 LOCK_CLASS = 0x726F6C6C  # of PostgreSQL's advisory locks: one at a time per node
 
+METRICS = (*FIELDS, ENERGY)
+POINTS_USUAL = 600
+VALUES_MOST = 200_000  # of an answer, each with its least, mean and most
+
 log = logging.getLogger(__name__)
+
+Column = list[float | None]
+
+
+@dataclass(frozen=True)
+class Window:
+    since: float
+    until: float
+    step_s: float | None = None  # None: as fits a chart
+
+
+@dataclass(frozen=True)
+class Answer:
+    """`spans` in the order in which they were asked for, each with its columns on the shared time axis."""
+
+    at: list[float]
+    step_s: float
+    resolution_s: float  # of what it was made from
+    spans: list["SpanAnswer"]
+
+
+@dataclass(frozen=True)
+class SpanAnswer:
+    """None is a gap. A counter has only `total`: what it grew by."""
+
+    span: Span
+    least: Column
+    mean: Column
+    most: Column
+    count: list[int]
+    total: Column | None = None
+
+
+# --- asking -----------------------------------------------------------------------------------------------------------
+def query(spans: list[Span], metric: str, window: Window) -> Answer:
+    """Refuses what would be too much, with the step that would not. No finer than what is kept of the time."""
+    check(spans, metric, window)
+    wanted_s = window.step_s or (window.until - window.since) / POINTS_USUAL
+    found = collected(spans, wanted_s)
+    resolution_s = max((one.resolution_s for one in found), default=1.0)
+    step_s = max(1, math.ceil(wanted_s / resolution_s)) * resolution_s
+    first = window.since // step_s * step_s
+    buckets = max(1, math.ceil((window.until - first) / step_s))
+    answer = energy_of if metric == ENERGY else gauge_of
+    at = [first + step_s * number for number in range(buckets)]
+    return Answer(at, step_s, resolution_s, [answer(one, metric, first, step_s, buckets) for one in found])
+
+
+def check(spans: list[Span], metric: str, window: Window) -> None:
+    if metric not in METRICS:
+        known = ", ".join(METRICS)
+        raise field_problem(400, "invalid", "metric", f"there is no {metric[:60]!r}; choose one of {known}.")
+    length_s = window.until - window.since
+    if not 0 < length_s < math.inf:
+        raise field_problem(400, "invalid", "from", "it must lie before `to`.")
+    if window.since < 0:
+        raise field_problem(400, "invalid", "from", "there was nothing before 1970.")
+    if window.step_s is None:
+        return
+    if not window.step_s >= 1:
+        raise field_problem(400, "invalid", "step", "at least one second.")
+    most = max(1, min(POINTS_MOST, VALUES_MOST // max(1, len(spans))))
+    if length_s / window.step_s > most:
+        sentence = f"{length_s / window.step_s:.0f} points for each of {len(spans)} GPU(s) are too many, at most {most}"
+        raise Problem(
+            400, "too_many_points", f"{sentence}: use a step of at least {math.ceil(length_s / most)} s.",
+            errors=[{"field": "step", "message": f"at least {math.ceil(length_s / most)} s"}],
+        )  # fmt: skip
+
+
+def gauge_of(found: Found, metric: str, first: float, step_s: float, buckets: int) -> SpanAnswer:
+    stats, unknown = stats_of(found, metric, first, step_s, buckets)
+    count = [stat.known if stat else 0 for stat in stats]  # of its own samples, whatever is drawn over from before
+    stats = stretched(stats, unknown, step_s)
+    return SpanAnswer(
+        found.span,
+        least=[stat.low if stat else None for stat in stats],
+        mean=[stat.mean if stat else None for stat in stats],
+        most=[stat.high if stat else None for stat in stats],
+        count=count,
+    )
+
+
+def energy_of(found: Found, _metric: str, first: float, step_s: float, buckets: int) -> SpanAnswer:
+    total: Column = [None] * buckets
+    last, at = found.track.last, found.columns["at"]
+    still_raw = rollups.track_of(found.columns, 1, last if last and at and last[0] < (at[0] or 0) else None)
+    for begin, used in (*found.track.energy.items(), *still_raw.energy.items()):
+        place = int((begin - first) // step_s)
+        if 0 <= place < buckets:
+            total[place] = (total[place] or 0) + used
+    nothing: Column = [None] * buckets
+    return SpanAnswer(found.span, nothing, nothing, nothing, [0] * buckets, total)
+
+
+# --- rolling up -------------------------------------------------------------------------------------------------------
 
 
 def keep_house(*, now: float | None = None) -> int:

@@ -13,7 +13,7 @@ from portal.services.rollups import LEVELS, Level, Stat, Track
 
 __all__ = [
     "CLOCK_AHEAD_S", "FIELDS", "READINGS_PER_REPORT", "Column", "Columns", "GpuSeries", "Series", "Span", "append",
-    "collected", "counts", "for_attempt", "for_gpu", "plausible", "series", "spans_of", "stats_of",
+    "collected", "counts", "for_attempt", "for_gpu", "plausible", "series", "spans_of", "stats_of", "stretched",
 ]  # fmt: skip
 
 READINGS_PER_REPORT = 1024
@@ -124,15 +124,17 @@ def drawn(found: Found, first: float, step: float, buckets: int) -> GpuSeries:
     mean: Columns = {}
     peak: Columns = {}
     for name in FIELDS:
-        stats = stats_of(found, name, first, step, buckets)
+        stats = stretched(*stats_of(found, name, first, step, buckets), step)
         mean[name] = [stat.mean if stat else None for stat in stats]
         peak[name] = [stat.high if stat else None for stat in stats]
     gpu = found.span.gpu
     return GpuSeries(gpu.uuid, gpu.index, gpu.node.name, found.span.rank, mean, peak)
 
 
-def stats_of(found: Found, name: str, first: float, step: float, buckets: int) -> list[Stat | None]:
-    """Of one metric per bucket. A sample stands for STANDS_FOR_S: only then does an empty bucket become a gap."""
+def stats_of(
+    found: Found, name: str, first: float, step: float, buckets: int
+) -> tuple[list[Stat | None], set[int]]:
+    """Of one metric per bucket. -> with the buckets in which it was asked for and not known."""
     made: list[Stat | None] = [None] * buckets
     inside: dict[int, list[float]] = {}
     unknown: set[int] = set()
@@ -151,20 +153,21 @@ def stats_of(found: Found, name: str, first: float, step: float, buckets: int) -
         if 0 <= place < buckets:
             there = made[place]
             made[place] = there.plus(stat) if there else stat
-    stretch(made, unknown, math.ceil(STANDS_FOR_S / step))
-    return made
+    return made, unknown
 
 
-def stretch(stats: list[Stat | None], unknown: set[int], most: int) -> None:
-    """Between two samples, the earlier one holds, unless the value was asked for and not known."""
-    age = most
+def stretched(stats: list[Stat | None], unknown: set[int], step: float) -> list[Stat | None]:
+    """A sample stands for STANDS_FOR_S unless something follows: only then does an empty bucket become a gap."""
+    made = list(stats)
+    age = most = math.ceil(STANDS_FOR_S / step)
     for place, stat in enumerate(stats):
         if stat:
             age = 0
         elif place in unknown:
             age = most
         elif (age := age + 1) < most:
-            stats[place] = stats[place - 1]
+            made[place] = made[place - 1]
+    return made
 
 
 # --- what is known ----------------------------------------------------------------------------------------------------
