@@ -14,8 +14,8 @@ from wire.desired import GpuSlot, Launch
 from wire.hardware import HealthEvent
 from wire.reports import GpuInfo, GpuProcess, GpuReading, Refusal
 
-GIB = 1024**3
-STUCK_BYTES = GIB
+GB = 1_000_000_000
+STUCK_BYTES = 1024**3
 STUCK_AFTER_S = 3.0  # memory comes back a moment after its job has ended
 STALE_AFTER_S = 5.0
 SPOOL_LEAST_BYTES = 256 * 1024**2
@@ -94,8 +94,8 @@ def in_the_way(reading: GpuReading, launch: Launch, now: Situation) -> str | Non
         return f"is used by {described(stranger)}."
     since = now.stuck_since.get(reading.uuid)
     if since is not None and now.now - since >= STUCK_AFTER_S:
-        used = (reading.memory_used_bytes or 0) / GIB
-        return f"has {used:.1f} GiB in use and no process that explains them."
+        used = (reading.memory_used_bytes or 0) / GB
+        return f"has {used:.1f} GB in use and no process that explains them."
     return None
 
 

@@ -13,8 +13,8 @@ from portal.hardware import xids
 from wire.reports import GpuProcess, GpuReading
 from wire.states import GpuState
 
-GIB = 1024**3
-STUCK_BYTES = GIB  # less is what the driver itself may hold
+GB = 1_000_000_000  # as everywhere else that people read
+STUCK_BYTES = 1024**3  # less is what the driver itself may hold
 REASON_CHARS = 200
 RANKS = {state: rank for rank, state in enumerate(
     (GpuState.OK, GpuState.DIRTY, GpuState.SUSPECT, GpuState.QUARANTINED, GpuState.LOST))}
@@ -177,7 +177,7 @@ def unexplained(reading: GpuReading, holder: str | None) -> list[Unexplained]:
         return [of_process(process) for process in strangers]
     used = reading.memory_used_bytes or 0
     if holder is None and used >= STUCK_BYTES:
-        return [Unexplained("memory", "memory", f"{used / GIB:.1f} GiB are in use and no process explains them.")]
+        return [Unexplained("memory", "memory", f"{used / GB:.1f} GB are in use and no process explains them.")]
     return []
 
 
@@ -187,12 +187,12 @@ def of_process(process: GpuProcess) -> Unexplained:
 
 
 def sentence(process: GpuProcess) -> str:
-    """-> "Process 4711 of bob (python train.py) uses 12.3 GiB since 2026-11-30 14:02 UTC, in container ab12cd34."."""
+    """-> "Process 4711 of bob (python train.py) uses 12.3 GB since 2026-11-30 14:02 UTC, in container ab12cd34."."""
     used, since = process.memory_used_bytes, process.start_time
     words = [f"Process {process.pid}"]
     words += [f"of {process.user[:32]}"] if process.user else []
     words += [f"({process.command[:60]})"] if process.command else []
-    words += ["uses the GPU" if used is None else f"uses {used / GIB:.1f} GiB"]
+    words += ["uses the GPU" if used is None else f"uses {used / GB:.1f} GB"]
     words += [f"since {datetime.fromtimestamp(since, UTC):%Y-%m-%d %H:%M} UTC"] if since and 0 < since < 1e11 else []
     return " ".join(words) + (f", in container {process.container[:12]}." if process.container else ".")
 

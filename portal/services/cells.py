@@ -29,11 +29,6 @@ MISSING = {
     "unreliable": "the driver names processes that cannot be",
     "released": "its driver is let go of for a while",
     "mig": "the driver gives none while MIG is on",
-    "reset_required": "the GPU has to be reset first",
-    "nonsense": "the driver gave an impossible figure",
-    "unreliable": "the driver's list names impossible processes",
-    "first_sample": "a rate needs a second reading",
-    "counter_reset": "its counter started anew",
 }
 
 

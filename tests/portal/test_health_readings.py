@@ -62,7 +62,7 @@ def test_a_foreign_process_makes_the_gpu_dirty_until_it_is_gone(room: Room, cast
     assert room.second(process()) == "ok", "one that lives for a moment is no finding"
     assert room.second(process(container="ab12cd34ef567890")) == "dirty"
     assert room.gpu().state_reason == (
-        "Process 4711 of eve (python miner.py) uses 4.0 GiB since 2025-11-30 10:53 UTC, in container ab12cd34ef56."
+        "Process 4711 of eve (python miner.py) uses 4.3 GB since 2025-11-30 10:53 UTC, in container ab12cd34ef56."
     )
     waiting = submitted(cast.bob, gpus=2)
     assert scheduling.run_cycle().started == []
@@ -124,7 +124,7 @@ def test_memory_without_a_process_counts_after_a_while_and_names_the_last_job(ro
     assert room.second(index=held, used=30 * GIB, count=4) == "ok"
     assert room.second(index=held, used=30 * GIB, count=4) == "dirty"
     reason = room.gpu(held).state_reason
-    assert reason == f"Memory not returned by job #{attempt.job_id}. 30.0 GiB are in use and no process explains them."
+    assert reason == f"Memory not returned by job #{attempt.job_id}. 32.2 GB are in use and no process explains them."
     assert room.second(index=held, used=GIB // 2, count=2) == "ok"
 
 

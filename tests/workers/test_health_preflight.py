@@ -60,7 +60,7 @@ def test_nothing_speaks_against_a_start_on_gpus_that_are_well() -> None:
     (situation(reading(1, processes=[process(attempt="other")])), "busy",
      "GPU 1 is used by process 77 of eve (miner) of attempt other, which has ended."),
     (situation(reading(1, memory_used_bytes=3 * GIB), stuck_since={GPUS[1].uuid: NOW - 4}), "busy",
-     "GPU 1 has 3.0 GiB in use and no process that explains them."),
+     "GPU 1 has 3.2 GB in use and no process that explains them."),
     (situation(spool_free_bytes=10 * 1024**2), "disk", "The node's disk has 10 MiB left, a start needs 256 MiB."),
 ])  # fmt: skip
 def test_what_speaks_against_a_start_is_said_in_a_sentence(now: Situation, code: str, message: str) -> None:
