@@ -102,7 +102,7 @@ class Hub:
 
     async def _listen(self) -> None:
         try:
-            while True:
+            while not leaving():
                 try:
                     await self._subscribe()
                 except (redis.RedisError, OSError) as error:
@@ -110,7 +110,8 @@ class Hub:
                 except Exception:
                     log.exception("Listening for live notices failed, watchers ask the database instead.")
                 self._lost()
-                await asyncio.sleep(RETRY_S)
+                if not leaving():
+                    await asyncio.sleep(RETRY_S)
         finally:
             self._lost()
 
@@ -127,7 +128,7 @@ class Hub:
             async with asyncio.timeout(settings.BROKER_TIMEOUT_S):
                 await pubsub.psubscribe(PATTERN)
             heard_at = time.monotonic()
-            while time.monotonic() - heard_at < SILENCE_S:
+            while time.monotonic() - heard_at < SILENCE_S and not leaving():
                 message = await pubsub.get_message(timeout=LISTEN_S)
                 if message is None:
                     async with asyncio.timeout(settings.BROKER_TIMEOUT_S):
@@ -135,7 +136,8 @@ class Hub:
                     continue
                 heard_at = time.monotonic()
                 self._heard(message)
-        log.warning("The broker says nothing any more; live notices are subscribed to anew.")
+        if not leaving():
+            log.warning("The broker says nothing any more; live notices are subscribed to anew.")
 
     def _heard(self, message: dict[str, Any]) -> None:
         if message["type"] == "psubscribe":
@@ -147,6 +149,12 @@ class Hub:
             boxes = [box for box in self._boxes if channel in box.channels]
             for box in boxes:
                 box.put(channel, json.loads(message["data"]))
+
+
+def leaving() -> bool:
+    """Whether this task was cancelled. A client library may take the cancellation for its own time-out and go on."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def merge(known: dict[str, Any], news: dict[str, Any]) -> None:
