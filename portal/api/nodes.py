@@ -8,7 +8,7 @@ from django.http import HttpRequest
 from ninja import Router, Schema
 
 from portal.api.auth import user_of
-from portal.api.gpus import GpuOut, gpu_rows, is_for_jobs
+from portal.api.gpus import GpuOut, for_jobs, gpu_rows
 from portal.api.requests import allow_only
 from portal.models import Allocation, Gpu, Node
 from portal.services import access
@@ -79,8 +79,8 @@ def get_node(request: HttpRequest, name: str) -> NodeDetail:
 
 
 def _listed(node: Any) -> NodeOut:
-    units = [gpu for gpu in node.listed if not gpu.mig_enabled]
-    free = sum(1 for gpu in units if is_for_jobs(gpu) and not gpu.held)
+    units, open_ones = [gpu for gpu in node.listed if not gpu.mig_enabled], for_jobs(node.listed)
+    free = sum(1 for gpu in units if gpu.uuid in open_ones and not gpu.held)
     usable = node.schedulable and node.state == "ready"
     return NodeOut(**_summary(node, {gpu.model for gpu in units}, len(units), free if usable else 0))
 

@@ -130,3 +130,8 @@ def test_cards_and_slices_are_counted_as_what_jobs_can_have(api: Apis, cast: Cas
     assert counts() == (3, 1), "what is drained is not free"
     listed = api["bob"].get("/nodes").json()["nodes"][0]
     assert (listed["gpus_total"], listed["gpus_free"]) == (3, 1)
+    HardwareOrder.objects.all().delete()
+    Gpu.objects.filter(uuid=gpu.uuid).update(draining="", state="quarantined")
+    Gpu.objects.update(draining="")
+    listed = api["bob"].get("/nodes").json()["nodes"][0]
+    assert counts() == (3, 1) == (listed["gpus_total"], listed["gpus_free"]), "nor a slice of a card that is fenced"
