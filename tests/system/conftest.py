@@ -1,35 +1,16 @@
 """One running portal for all system tests; after each test nothing of a job may be alive."""
 
-import dataclasses
-import shutil
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from allinone.options import Options
-from allinone.stack import Stack
-from allinone.terminal import Terminal
-from allinone.valkey import some_free_port
-from tests.system.yard import FAULTS, KERNEL_LOG, Yard
+from tests.system.yard import Yard, running
 
 
 @pytest.fixture(scope="session")
 def _yard() -> Iterator[Yard]:
-    # Not in pytest's own folder: that is closed to the account that PostgreSQL runs as when we are root.
-    state_dir = Path(tempfile.mkdtemp(prefix="gpuyard-yard-"))
-    state_dir.chmod(0o711)
-    (state_dir / KERNEL_LOG).touch()
-    options = dataclasses.replace(Options.load({}), state_dir=state_dir, port=some_free_port())
-    try:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("GPUYARD_SIM_FAULTS", str(state_dir / FAULTS))
-            patch.setenv("GPUYARD_KMSG", str(state_dir / KERNEL_LOG))
-            with Stack(options, Terminal()) as stack:
-                yield Yard(stack)
-    finally:
-        shutil.rmtree(state_dir, ignore_errors=True)
+    with running() as yard:
+        yield yard
 
 
 @pytest.fixture

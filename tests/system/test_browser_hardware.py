@@ -1,20 +1,14 @@
 """An administrator at a real browser before a machine with every trouble: sees it, releases a GPU, cuts a card."""
 
-import dataclasses
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
-from allinone.options import Options
-from allinone.stack import Stack
-from allinone.terminal import Terminal
-from allinone.valkey import some_free_port
 from tests.system.test_browser_jobs import WATCHED, WCAG, Visit, chromium, open_page, pytestmark
-from tests.system.yard import Yard
+from tests.system.yard import Yard, running
 
 __all__ = ["chromium", "pytestmark"]
 
@@ -22,15 +16,9 @@ FAULTS = "gpu1:lost@15s gpu2:memstuck gpu3:xid79@15s+5s gpu4:nometric=power gpu5
 
 
 @pytest.fixture(scope="module")
-def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
-    state_dir: Path = tmp_path_factory.mktemp("troubled")
-    for path in (state_dir, *list(state_dir.parents)[:2]):
-        path.chmod(0o711)  # the embedded PostgreSQL runs as another account when we are root
-    options = dataclasses.replace(
-        Options.load({}), state_dir=state_dir, port=some_free_port(), simulate="DGX-H100-8", faults=FAULTS
-    )
-    with Stack(options, Terminal()) as stack:
-        yield Yard(stack)
+def yard() -> Iterator[Yard]:
+    with running(simulate="DGX-H100-8", faults=FAULTS) as yard:
+        yield yard
 
 
 @pytest.fixture

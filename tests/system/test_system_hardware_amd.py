@@ -1,33 +1,19 @@
 """A portal with a node of eight MI300X: listed, wired, placed, and a job that is told of its cards as ROCm wants it."""
 
-import dataclasses
-import shutil
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from allinone.options import Options
-from allinone.stack import Stack
-from allinone.terminal import Terminal
-from allinone.valkey import some_free_port
-from tests.system.yard import Yard
+from tests.system.yard import Yard, running
 
 pytestmark = pytest.mark.system
 
 
 @pytest.fixture(scope="module")
 def yard() -> Iterator[Yard]:
-    state_dir = Path(tempfile.mkdtemp(prefix="gpuyard-amd-"))
-    state_dir.chmod(0o711)
-    options = dataclasses.replace(Options.load({}), state_dir=state_dir, port=some_free_port(), simulate="MI300X-8")
-    try:
-        with Stack(options, Terminal()) as stack:
-            yield Yard(stack)
-    finally:
-        shutil.rmtree(state_dir, ignore_errors=True)
+    with running(simulate="MI300X-8") as yard:
+        yield yard
 
 
 def get(yard: Yard, path: str) -> dict[str, Any]:

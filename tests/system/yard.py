@@ -1,18 +1,26 @@
 """The whole portal as real processes, and a person's view of it, for tests that break things."""
 
+import dataclasses
 import os
+import shutil
 import signal
+import tempfile
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
+import pytest
 import redis
 
 from allinone.children import Child
+from allinone.options import Options
 from allinone.stack import Stack
+from allinone.terminal import Terminal
+from allinone.valkey import some_free_port
 from client.api import ENDED, Client
 
 T = TypeVar("T")
@@ -28,6 +36,24 @@ COUNTING = (
     "    print(zlib.crc32(text.encode()), text, flush=True)\n"
     "    time.sleep(float(sys.argv[2]))\n"
 )
+
+
+@contextmanager
+def running(**options: Any) -> Iterator["Yard"]:
+    """A portal of its own with these options, and nothing of it left afterwards."""
+    # Not in pytest's own folder: that is closed to the account that PostgreSQL runs as when we are root.
+    state_dir = Path(tempfile.mkdtemp(prefix="gpuyard-yard-"))
+    state_dir.chmod(0o711)
+    (state_dir / KERNEL_LOG).touch()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("GPUYARD_SIM_FAULTS", str(state_dir / FAULTS))
+            patch.setenv("GPUYARD_KMSG", str(state_dir / KERNEL_LOG))
+            given = dataclasses.replace(Options.load({}), state_dir=state_dir, port=some_free_port(), **options)
+            with Stack(given, Terminal()) as stack:
+                yield Yard(stack)
+    finally:
+        shutil.rmtree(state_dir, ignore_errors=True)
 
 
 class Yard:
