@@ -14,6 +14,7 @@ class GpuSlot(msgspec.Struct, frozen=True):
     uuid: str
     index: int
     vendor: str = "nvidia"  # as in GpuInfo: it decides by which variable a job is told
+    trusted_since: float = 0.0  # the portal knows of what happened before, and found it in order
 
 
 class Launch(msgspec.Struct, kw_only=True):

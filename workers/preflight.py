@@ -19,7 +19,7 @@ STUCK_BYTES = 1024**3
 STUCK_AFTER_S = 3.0  # memory comes back a moment after its job has ended
 STALE_AFTER_S = 5.0
 SPOOL_LEAST_BYTES = 256 * 1024**2
-FATAL_FOR_S = 10.0  # by then the portal has fenced the GPU; after a release by hand it is not held up here
+FATAL_FOR_S = 10.0  # by then the portal has fenced the GPU itself
 FATAL_XIDS = frozenset({46, 48, 62, 64, 74, 79, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158, 167, 171, 172})
 FATAL_KINDS = frozenset({"ecc", "lost", "hang"})
 
@@ -38,7 +38,7 @@ class Situation:
     known: Mapping[str, GpuInfo] | None = None  # by UUID; None: the driver has not listed anything yet
     problem: str | None = None  # what the driver's list complains of
     reader: str = "ok"
-    fatal: Mapping[str, str] = field(default_factory=dict)  # UUID -> what just happened to it
+    fatal: Mapping[str, tuple[float, str]] = field(default_factory=dict)  # UUID -> when, and what happened to it
     spool_free_bytes: int | None = None
     is_gone: Callable[[GpuProcess], bool] = lambda _: False  # a process that has ended since it was read
 
@@ -62,8 +62,9 @@ def check_gpu(slot: GpuSlot, launch: Launch, now: Situation) -> Refusal | None:
         # Without any GPU it is the driver that is at fault, and it may come back.
         code = BROKEN if now.known else BUSY
         return refusal(code, f"is not among those that the driver lists{because(now.problem)}.")
-    if slot.uuid in now.fatal:
-        return refusal(BROKEN, f"just reported {now.fatal[slot.uuid]}.")
+    happened_at, what_happened = now.fatal.get(slot.uuid, (0.0, ""))
+    if what_happened and happened_at > slot.trusted_since:
+        return refusal(BROKEN, f"just reported {what_happened}.")
     reading = now.readings.get(slot.uuid)
     if reading is None:
         return None  # the first one is still on its way
@@ -146,7 +147,7 @@ class Preflight:
             now=now, readings=dict(self._readings), stuck_since=dict(self._stuck_since),
             known=None if infos is None else {info.uuid: info for info in infos}, problem=problem,
             reader=self._reader(), spool_free_bytes=shutil.disk_usage(self._state_dir).free, is_gone=is_gone,
-            fatal={uuid: what for uuid, (at, what) in list(self._fatal.items()) if now - at < FATAL_FOR_S},
+            fatal={uuid: event for uuid, event in list(self._fatal.items()) if now - event[0] < FATAL_FOR_S},
         )
 
 

@@ -75,7 +75,7 @@ def taken(placements: tuple[Placement, ...]) -> tuple[dict[str, Node], dict[str,
     cards = Gpu.objects.filter(uuid__in=uuids, node__in=nodes.values(), mig_enabled=False, present=True)
     draining = Gpu.objects.filter(node=OuterRef("node"), uuid=OuterRef("parent_uuid")).exclude(draining="")
     free = cards.filter(~Exists(draining), draining="", state=GpuState.OK)
-    gpus = {gpu.uuid: gpu for gpu in free.only("uuid", "index", "vendor", "node_id", "mig_profile")}
+    gpus = {gpu.uuid: gpu for gpu in free.only("uuid", "index", "vendor", "node_id", "mig_profile", "state_since")}
     if len(nodes) < len(names) or len(gpus) < len(uuids):
         raise Conflict("a node or a GPU went away since the snapshot")
     return nodes, gpus
@@ -107,7 +107,7 @@ def launch_of(job: Job, attempt: Attempt, spec: specs.JobSpec, parts: list[Part]
         env=spec.env,
         runtime=spec.runtime.kind,
         workdir=spec.source.path if spec.source else None,
-        gpus=[GpuSlot(gpu.uuid, gpu.index, gpu.vendor) for gpu in part.gpus],
+        gpus=[GpuSlot(gpu.uuid, gpu.index, gpu.vendor, gpu.state_since.timestamp()) for gpu in part.gpus],
         node_rank=part.node_rank,
         node_count=len(parts),
         first_rank=part.first_rank,

@@ -117,6 +117,8 @@ def test_an_xid_in_the_kernel_log_quarantines_the_gpu_until_an_administrator_rel
     ward.release(5)
     assert ward.gpu(5)["state"] == "ok"
     yard.wait("it is on offer again", lambda: yard.free_gpus() == 8)
+    job = yard.ended(yard.submit("true", gpus=8))
+    assert (job["state"], len(job["attempts"])) == ("succeeded", 1), "what was released is not held against it again"
 
 
 def test_a_hint_of_a_program_stays_with_its_job(yard: Yard, ward: Ward) -> None:

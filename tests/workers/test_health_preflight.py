@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from yard import Settings, Yard, slots, states
 
@@ -51,7 +52,7 @@ def test_nothing_speaks_against_a_start_on_gpus_that_are_well() -> None:
 @pytest.mark.parametrize(("now", "code", "message"), [
     (situation(known={GPUS[0].uuid: KNOWN[GPUS[0].uuid]}, problem="GPU 1 does not answer."), "broken",
      "GPU 1 is not among those that the driver lists: GPU 1 does not answer."),
-    (situation(fatal={GPUS[1].uuid: "Xid 79"}), "broken", "GPU 1 just reported Xid 79."),
+    (situation(fatal={GPUS[1].uuid: (990.0, "Xid 79")}), "broken", "GPU 1 just reported Xid 79."),
     (situation(reading(1, at=NOW - 60)), "broken", "GPU 1 has not been read for 60 s."),
     (situation(reading(1, missing={"gpu": "gpu_lost"})), "broken", "GPU 1 does not answer: gpu_lost."),
     (situation(reading(1, missing={"gpu": "released"})), "busy",
@@ -174,3 +175,10 @@ def test_an_attempt_that_runs_is_not_checked_again(yard: Yard) -> None:
     yard.supervisor.recover()
     yard.supervisor.launch(attempt.launch)
     assert states(attempt) == ["starting", "running"]
+
+
+def test_what_the_portal_knew_of_when_it_gave_the_gpu_does_not_count() -> None:
+    """An administrator released it after the Xid: the next job must not be held up by it."""
+    now = situation(fatal={GPUS[1].uuid: (990.0, "Xid 79")})
+    order = msgspec.structs.replace(launch(), gpus=[GPUS[0], msgspec.structs.replace(GPUS[1], trusted_since=991.0)])
+    assert check(order, now) == []
