@@ -154,7 +154,7 @@ def holder(held: Answer | None) -> str:
 
 def memory(gpu: Answer) -> str:
     used, total = gpu["latest"]["memory_used_bytes"], gpu["memory_total_bytes"]
-    return "n/a" if used is None or total is None else f"{used / 2**30:.1f}/{total / 2**30:.0f} GiB"
+    return "n/a" if used is None or total is None else f"{used / 1e9:.1f}/{total / 1e9:.1f} GB"
 
 
 def unit(value: float | None, sign: str, divisor: float = 1) -> str:

@@ -9,7 +9,7 @@ from ninja import Router, Schema
 from portal.api.auth import user_of
 from portal.api.requests import allow_only
 from portal.models import Allocation, Gpu, Job, Node, User
-from portal.services.capacity import BROKEN
+from portal.services.capacity import offered, unavailable, with_room
 
 router = Router()
 
@@ -78,21 +78,20 @@ def list_gpus(
 
 def gpu_rows(user: User, node: Node | None = None) -> list[GpuOut]:
     active = Allocation.objects.filter(released_at=None).select_related("attempt__job__owner")
-    gpus = (
-        Gpu.objects.present().select_related("node").prefetch_related(Prefetch("allocations", active, to_attr="active"))
+    gpus = Gpu.objects.present().prefetch_related(
+        Prefetch("node", with_room(Node.objects.all())), Prefetch("allocations", active, to_attr="active")
     )
     if node is not None:
         gpus = gpus.filter(node=node)
     rows = list(gpus)
     held = [gpu.active[0].attempt.job_id for gpu in rows if gpu.active]
     visible = set(Job.objects.visible_to(user).filter(pk__in=held).values_list("pk", flat=True))
-    usable = for_jobs(rows)
+    usable = offered(rows)
     return [_row(gpu, visible, gpu.uuid in usable) for gpu in rows]
 
 
 def _row(gpu: Any, visible: set[int], usable: bool) -> GpuOut:
     holder = _holder(gpu.active[0].attempt.job, visible) if gpu.active else None
-    takes_work = gpu.node.schedulable and gpu.node.state == "ready"
     return GpuOut(
         uuid=gpu.uuid,
         node=gpu.node.name,
@@ -109,19 +108,10 @@ def _row(gpu: Any, visible: set[int], usable: bool) -> GpuOut:
         state=gpu.state,
         state_reason=gpu.state_reason or None,
         draining=gpu.draining or None,
-        free=usable and takes_work and holder is None,
+        free=usable and not unavailable(gpu.node) and holder is None,
         holder=holder,
         latest=Reading(**{name: value for name, value in gpu.latest.items() if name in Reading.model_fields}),
     )
-
-
-def for_jobs(gpus: list[Any]) -> set[str]:
-    """-> the UUIDs of whole cards that are not cut, and of slices; not of what is broken or about to be changed."""
-    closed = {gpu.uuid for gpu in gpus if gpu.mig_enabled and (gpu.draining or gpu.state in BROKEN)}
-    return {
-        gpu.uuid for gpu in gpus
-        if gpu.state == "ok" and not gpu.mig_enabled and not gpu.draining and gpu.parent_uuid not in closed
-    }  # fmt: skip
 
 
 def _holder(job: Job, visible: set[int]) -> Holder:

@@ -8,10 +8,11 @@ from django.http import HttpRequest
 from ninja import Router, Schema
 
 from portal.api.auth import user_of
-from portal.api.gpus import GpuOut, for_jobs, gpu_rows
+from portal.api.gpus import GpuOut, gpu_rows
 from portal.api.requests import allow_only
 from portal.models import Allocation, Gpu, Node
 from portal.services import access
+from portal.services.capacity import offered, unavailable, with_room
 
 router = Router()
 
@@ -52,7 +53,7 @@ def list_nodes(request: HttpRequest) -> NodeList:
     allow_only(request)
     active = Allocation.objects.filter(gpu=OuterRef("pk"), released_at=None)
     gpus = Gpu.objects.present().annotate(held=Exists(active))
-    nodes = Node.objects.prefetch_related(Prefetch("gpus", gpus, to_attr="listed"))
+    nodes = with_room(Node.objects.all()).prefetch_related(Prefetch("gpus", gpus, to_attr="listed"))
     return NodeList(nodes=[_listed(node) for node in nodes])
 
 
@@ -79,10 +80,9 @@ def get_node(request: HttpRequest, name: str) -> NodeDetail:
 
 
 def _listed(node: Any) -> NodeOut:
-    units, open_ones = [gpu for gpu in node.listed if not gpu.mig_enabled], for_jobs(node.listed)
+    units, open_ones = [gpu for gpu in node.listed if not gpu.mig_enabled], offered(node.listed)
     free = sum(1 for gpu in units if gpu.uuid in open_ones and not gpu.held)
-    usable = node.schedulable and node.state == "ready"
-    return NodeOut(**_summary(node, {gpu.model for gpu in units}, len(units), free if usable else 0))
+    return NodeOut(**_summary(node, {gpu.model for gpu in units}, len(units), 0 if unavailable(node) else free))
 
 
 def _summary(node: Node, models: set[str], total: int, free: int) -> dict[str, Any]:

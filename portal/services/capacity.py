@@ -1,9 +1,9 @@
 """The cluster as the scheduler sees it, read in a fixed number of queries."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
-from django.db.models import Count, Exists, OuterRef, Subquery
+from django.db.models import Count, Exists, OuterRef, QuerySet, Subquery
 
 from portal.models import Allocation, Gpu, Health, Node, Share
 from portal.scheduler.snapshot import GpuView, NodeView
@@ -23,8 +23,7 @@ def node_views() -> Iterator[NodeView]:
     by_node = gpu_views()
     still_open = Share.objects.filter(node=OuterRef("pk"), forgotten_at=None).exclude(state__in=ENDED)
     open_shares = still_open.order_by().values("node").annotate(count=Count("pk")).values("count")
-    full = Health.objects.filter(node=OuterRef("pk"), kind="disk", resolved_at=None)
-    nodes = Node.objects.annotate(open_shares=Subquery(open_shares), full=Exists(full)).only(*NODE_COLUMNS)
+    nodes = with_room(Node.objects.annotate(open_shares=Subquery(open_shares))).only(*NODE_COLUMNS)
     for node in nodes.order_by("name"):
         yield NodeView(
             name=node.name,
@@ -41,7 +40,7 @@ def gpu_views() -> dict[int, list[GpuView]]:
     held = Allocation.objects.filter(gpu=OuterRef("pk"), released_at=None)
     cards = Gpu.objects.present().annotate(held=Exists(held)).order_by("node_id", "index", "uuid")
     rows = list(cards.values_list(*GPU_COLUMNS, "held", named=True))
-    closed = {row.uuid: row for row in rows if row.mig_enabled and (row.draining or row.state in BROKEN)}
+    closed = closed_cards(rows)
     by_node: dict[int, list[GpuView]] = {}
     for row in rows:
         if not row.mig_enabled:  # a card that is cut is for nobody: its slices are
@@ -58,6 +57,26 @@ def gpu_view(row: Any, closed_card: Any) -> GpuView:
         healthy=row.state == GpuState.OK and (closed_card is None or closed_card.state not in BROKEN),
         trouble=next((one.state for one in above if one.state != GpuState.OK), ""),
     )  # fmt: skip
+
+
+def closed_cards(gpus: Iterable[Any]) -> dict[str, Any]:
+    """By UUID, the cut cards whose slices get no work: about to be changed, or broken themselves."""
+    return {gpu.uuid: gpu for gpu in gpus if gpu.mig_enabled and (gpu.draining or gpu.state in BROKEN)}
+
+
+def offered(gpus: Collection[Any]) -> set[str]:
+    """-> the UUIDs of whole cards that are not cut, and of slices; not of what is broken or about to be changed."""
+    closed = closed_cards(gpus)
+    return {
+        gpu.uuid for gpu in gpus
+        if gpu.state == GpuState.OK and not gpu.mig_enabled and not gpu.draining and gpu.parent_uuid not in closed
+    }  # fmt: skip
+
+
+def with_room(nodes: QuerySet[Any]) -> QuerySet[Any]:
+    """As `unavailable` wants to see them."""
+    full = Health.objects.filter(node=OuterRef("pk"), kind="disk", resolved_at=None)
+    return nodes.annotate(full=Exists(full))
 
 
 def unavailable(node: Node) -> str:

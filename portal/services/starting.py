@@ -5,12 +5,13 @@ from typing import Any
 
 import msgspec
 from django.db import transaction
-from django.db.models import Exists, OuterRef, Subquery
+from django.db.models import Exists, OuterRef, Q, Subquery
 from django.utils import timezone
 
 from portal.models import Allocation, Attempt, Gpu, Job, JobState, Node, Share
 from portal.scheduler.decisions import Placement, Start
 from portal.services import desired, specs, transitions
+from portal.services.capacity import BROKEN
 from portal.services.transitions import Conflict
 from wire.desired import GpuSlot, Launch
 from wire.states import GpuState, NodeState
@@ -73,8 +74,9 @@ def taken(placements: tuple[Placement, ...]) -> tuple[dict[str, Node], dict[str,
     ready = Node.objects.select_for_update().filter(name__in=names, schedulable=True, state=NodeState.READY)
     nodes = {node.name: node for node in ready.only("name", "hostname", "state", "desired_serial").order_by("name")}
     cards = Gpu.objects.filter(uuid__in=uuids, node__in=nodes.values(), mig_enabled=False, present=True)
-    draining = Gpu.objects.filter(node=OuterRef("node"), uuid=OuterRef("parent_uuid")).exclude(draining="")
-    free = cards.filter(~Exists(draining), draining="", state=GpuState.OK)
+    cut_from = Gpu.objects.filter(node=OuterRef("node"), uuid=OuterRef("parent_uuid"))
+    closed = cut_from.filter(~Q(draining="") | Q(state__in=BROKEN))
+    free = cards.filter(~Exists(closed), draining="", state=GpuState.OK)
     gpus = {gpu.uuid: gpu for gpu in free.only("uuid", "index", "vendor", "node_id", "mig_profile", "state_since")}
     if len(nodes) < len(names) or len(gpus) < len(uuids):
         raise Conflict("a node or a GPU went away since the snapshot")

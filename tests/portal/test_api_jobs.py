@@ -7,8 +7,8 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
-from portal.models import Job
-from portal.services import scheduling
+from portal.models import Gpu, Health, Job
+from portal.services import capacity, scheduling, transitions
 from tests.portal.conftest import Api, Cast, make_node
 
 
@@ -136,3 +136,22 @@ def _queries(api: Api, path: str) -> int:
     with CaptureQueriesContext(connection) as captured:
         assert api.get(path).status_code == 200
     return len(captured)
+
+
+def test_rest_and_the_scheduler_agree_on_what_is_free(api: dict[str, Api]) -> None:
+    """A node without room on its disk, a cordoned one, and a fenced card: none of them is called free."""
+    full, well = make_node("full", gpus=2), make_node("well")
+    make_node("cordoned", gpus=2, schedulable=False)
+    Health.objects.create(node=full, key="disk", kind="disk", severity="critical", message="100 MiB left")
+    transitions.move(Gpu.objects.get(node=well, index=3), "quarantined", message="by hand")
+    free = {(gpu["node"], gpu["index"]) for gpu in api["bob"].get("/gpus?free=true").json()["gpus"]}
+    assert free == {("well", index) for index in range(8) if index != 3}
+    listed = {node["name"]: node["gpus_free"] for node in api["bob"].get("/nodes").json()["nodes"]}
+    assert listed == {"full": 0, "cordoned": 0, "well": 7}
+    assert {name: api["bob"].get(f"/nodes/{name}").json()["gpus_free"] for name in listed} == listed
+    views = {view.name: view for view in capacity.node_views()}
+    offered = {
+        (name, gpu.index) for name, view in views.items() if not view.unavailable for gpu in view.gpus
+        if gpu.free and gpu.healthy
+    }  # fmt: skip
+    assert offered == free

@@ -9,10 +9,11 @@ from django.db import connection
 
 from portal.models import Allocation, Event, Gpu, HardwareOrder
 from portal.scheduler.decisions import Placement, Start
-from portal.services import accounts, jobs, mig, orders, scheduling
+from portal.services import accounts, jobs, mig, orders, scheduling, starting, transitions
 from portal.services.errors import Problem
+from portal.services.transitions import Conflict
 from tests.portal.orders import SUCCEEDED, report, submitted
-from tests.portal.test_mig_workflow import answered, card, cut_card
+from tests.portal.test_mig_workflow import a_slice, answered, card, cut_card, shows, slice_uuid
 from wire.hardware import OrderResult
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -89,3 +90,15 @@ def test_two_answers_and_two_looks_at_once_are_one_step_each(broker_url: str) ->
     assert sorted(at_once(*[mig.advance] * 3)) == [0, 0, 1]  # type: ignore[type-var]
     kinds = list(Event.objects.filter(gpu=gpu).values_list("kind", flat=True))
     assert kinds.count("order.finished") == kinds.count("gpu.resumed") == 1 and kinds.count("order.state") == 3
+
+
+@pytest.mark.parametrize("state", ["quarantined", "lost", "suspect"])
+def test_a_slice_of_a_card_that_was_just_fenced_is_not_given_out(broker_url: str, state: str) -> None:
+    """The decision is older than the trouble of the card; what is cut from it is no better off."""
+    bob, node = accounts.create_user("bob", "correct-horse-battery"), cut_card().node
+    shows(node, "3g.40gb", "3g.40gb")
+    job = submitted(bob, resources=a_slice("3g.40gb"))
+    transitions.move(card(node), state, message="in the meantime")
+    with pytest.raises(Conflict):
+        starting.start(Start(job.pk, (Placement(node.name, (slice_uuid(node, 0),)),)))
+    assert not Allocation.objects.exists()
